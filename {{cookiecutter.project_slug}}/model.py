@@ -1,0 +1,200 @@
+"""The model: which encoder, which tokenizer, and the loss. EDIT ME to try another model.
+
+Nothing here knows of ranks: train.py runs the same model on one process or on many.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from training.config import FROM_SCRATCH, TrainConfig, UserError
+
+log = logging.getLogger("training")
+START = "\u2581"  # marks the beginning of a word while merges are learned
+SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+
+
+def build_model(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, labels: list[str]
+) -> PreTrainedModel:
+    """A sequence classifier for these labels, in fp32; fp16 and bf16 come from autocast."""
+    head = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": "multi_label_classification" if config.multi_label
+        else "single_label_classification",
+        # What predict.py must do to a text, as it was done in training.
+        "preprocessing": {
+            "truncate": config.truncate, "text_column": list(config.text_column),
+            "text_pair_column": config.text_pair_column,
+        },
+    }  # fmt: skip
+    if config.model == FROM_SCRATCH:
+        model_config = BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=512,
+            max_position_embeddings=max(512, config.max_length),
+            pad_token_id=tokenizer.pad_token_id,
+            **head,
+        )
+        set_dropout(model_config, config.dropout)
+        return BertForSequenceClassification(model_config)
+    model_config = load_hf_config(config)
+    trained_for = list(model_config.id2label.values())
+    model_config.update(head)
+    model_config.pad_token_id = tokenizer.pad_token_id
+    set_dropout(model_config, config.dropout)
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        config.model,
+        config=model_config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,  # another number of labels: a new head, said below
+        output_loading_info=True,
+        trust_remote_code=config.trust_remote_code,
+    )
+    new = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+    if not new and trained_for != labels:  # a head for other labels of the same number
+        for name, module in model.named_children():
+            if name != model.base_model_prefix:
+                module.apply(model._init_weights)
+                new.append(name)
+    log.info("new weights, to be trained: %s", ", ".join(new) or "none, the head has these labels")
+    if config.freeze_encoder:
+        model.base_model.requires_grad_(False)
+    return model
+
+
+def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, or a WordPiece vocabulary trained on `texts` (from scratch)."""
+    if config.model == FROM_SCRATCH:
+        tokenizer = train_wordpiece(texts)
+    else:
+        positions = longest_input(load_hf_config(config))
+        tokenizer = AutoTokenizer.from_pretrained(
+            config.model, trust_remote_code=config.trust_remote_code
+        )
+        limit = min(positions, tokenizer.model_max_length)
+        if config.max_length > limit:
+            raise UserError(
+                f"max_length {config.max_length} is more than {config.model} can read; "
+                f"give --max-length {limit} or less"
+            )
+        if tokenizer.pad_token is None:  # decoders
+            tokenizer.pad_token = tokenizer.eos_token
+    # Saved with it, so that whoever loads the model later cuts texts where training did.
+    tokenizer.model_max_length = config.max_length
+    tokenizer.truncation_side = "left" if config.truncate == "tail" else "right"
+    return tokenizer
+
+
+def loss_per_row(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """The loss of each row: (batch, labels), (batch,) -> (batch,). Not averaged: train.py weighs
+    the rows of the whole global batch."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if labels.ndim == 2:  # multi-label: (batch, labels) of 0 and 1
+        losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+        return losses.mean(dim=1)
+    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+
+
+def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
+    """The configuration of a pretrained model. Errors: UserError when there is no such model."""
+    try:
+        return AutoConfig.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"model {config.model!r} is neither a model folder nor a Hugging Face model that can "
+            f"be reached from here; check the name and the network ({reason})"
+        ) from None
+
+
+def longest_input(model_config: PreTrainedConfig) -> int:
+    """The most tokens that a pretrained model has positions for."""
+    positions = getattr(model_config, "max_position_embeddings", None) or 10**9
+    if "roberta" in model_config.model_type or model_config.model_type == "camembert":
+        positions -= model_config.pad_token_id + 1  # these count positions from behind the padding
+    return positions
+
+
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Load saved weights. Errors: RuntimeError that names keys which do not fit."""
+    saved, info = type(model).from_pretrained(
+        folder, dtype=next(model.parameters()).dtype, output_loading_info=True
+    )
+    wrong = {key: sorted(map(str, names)) for key, names in info.items() if names}
+    if wrong:
+        raise RuntimeError(f"{folder} does not hold this model: {wrong}")
+    model.load_state_dict(saved.state_dict())
+
+
+def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
+    """Set every dropout of the model; they have other names in each architecture."""
+    if dropout is None:
+        return
+    for name, value in model_config.to_dict().items():
+        is_dropout = "dropout" in name or name.endswith("pdrop")
+        if is_dropout and (value is None or isinstance(value, float | int)):
+            setattr(model_config, name, dropout)
+
+
+def train_wordpiece(texts: Iterator[str], size: int = 16000) -> PreTrainedTokenizerBase:
+    """A lower-casing WordPiece tokenizer of these texts; every Chinese character is a token.
+
+    The vocabulary is chosen by byte-pair merges: their trainer gives the same result each time,
+    where WordPieceTrainer's follows the order of a hash table, another one on every machine.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    merges = Tokenizer(models.BPE())
+    merges.normalizer = normalizer
+    merges.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Metaspace(START, split=False)]
+    )
+    trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False)
+    merges.train_from_iterator(texts, trainer)
+    pieces = sorted(merges.get_vocab(), key=merges.get_vocab().__getitem__)
+    characters = [piece for piece in pieces if len(piece) == 1 and piece != START]
+    words = [p.removeprefix(START) if p.startswith(START) else f"##{p}" for p in pieces]
+    vocabulary = dict.fromkeys([*SPECIAL.values(), *characters, *(w for w in words if w)])
+    ids = {token: i for i, token in enumerate(vocabulary)}
+
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=SPECIAL["unk"]))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    cls, sep = SPECIAL["cls"], SPECIAL["sep"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, ids[token]) for token in (cls, sep)],
+    )
+    names = {f"{name}_token": token for name, token in SPECIAL.items()}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)

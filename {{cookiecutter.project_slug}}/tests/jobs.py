@@ -1,0 +1,167 @@
+"""What tests run on ranks. Imported there and here; every function is called on each rank."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import data
+import train
+from model import build_model, build_tokenizer, loss_per_row
+from training import distributed
+from training.config import TrainConfig, batch_sizes
+from training.evaluation import compute_metrics, gather_logits
+from training.rng import seed_everything
+from training.sampler import BatchPlan
+from training.tokenise import open_splits, prepare_tokenizer
+from training.weights import row_weight
+
+TIMEOUT = 20.0  # of a collective: a hang becomes an exception
+
+
+def run(config: TrainConfig) -> None:
+    train.main(config, distributed.setup(TIMEOUT))
+
+
+class Patch:
+    """Put something in the place of a module's attribute, for one `with`."""
+
+    def __init__(self, module: Any, name: str, value: Any) -> None:
+        self.module, self.name, self.value = module, name, value
+
+    def __enter__(self) -> None:
+        self.old = getattr(self.module, self.name)
+        setattr(self.module, self.name, self.value)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.module, self.name, self.old)
+
+
+def many_runs(configs: list[TrainConfig]) -> None:
+    """Several runs in one process group each, one after the other."""
+    device = distributed.setup(TIMEOUT)
+    for config in configs:
+        train.main(config, device)
+
+
+def run_stopped_at(config: TrainConfig, step: int) -> None:
+    """A run in which all ranks agree to stop after `step`."""
+    steps = iter(range(1, 10**6))
+    with Patch(distributed.StopRequest, "agreed", lambda self: next(steps) == step):
+        run(config)
+
+
+def all_reduces_per_step(config: TrainConfig) -> list[int]:
+    """How often DDP reduced gradients, for each optimizer step."""
+    calls: list[int] = [0]
+
+    def hook(
+        state: object, bucket: torch.distributed.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        calls[-1] += bucket.is_last()
+        work = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return work.then(lambda f: f.value()[0] / torch.distributed.get_world_size())
+
+    def wrap(model: Any, device: Any) -> DistributedDataParallel:
+        ddp = wrapped(model, device)
+        ddp.register_comm_hook(None, hook)
+        return ddp
+
+    def clip(*args: Any) -> torch.Tensor:
+        calls.append(0)
+        return clipped(*args)
+
+    wrapped, clipped = distributed.wrap, train.clip_grad_norm_
+    with Patch(distributed, "wrap", wrap), Patch(train, "clip_grad_norm_", clip):
+        run(config)
+    return calls[:-1]
+
+
+def first_gradients(config: TrainConfig) -> dict[str, Any]:
+    """Gradients of the first step: DDP's, summed by hand over ranks, and of the full batch."""
+    kept: dict[str, Any] = {}
+
+    def clip(parameters: list[torch.Tensor], norm: float) -> torch.Tensor:
+        kept["ddp"] = [p.grad.clone() for p in parameters if p.grad is not None]
+        return clipped(parameters, norm)
+
+    clipped = train.clip_grad_norm_
+    with Patch(train, "clip_grad_norm_", clip):
+        run(replace(config, max_steps=1))
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    store, _, _ = open_splits(config, data, tokenizer)
+    plan = BatchPlan(store, batch_sizes(config, world_size), seed=config.seed,
+                     row_weight=row_weight(config, store))  # fmt: skip
+    rows = plan.global_batch(0)
+    weight = torch.from_numpy(plan.row_weight(rows))
+
+    def gradient(part: np.ndarray) -> list[torch.Tensor]:
+        """Of the summed, weighted loss of some of the batch's rows, on a fresh model."""
+        seed_everything(config.seed)
+        model = build_model(config, tokenizer, store.labels).double()
+        labels = torch.from_numpy(store.label_ids(rows[part]).astype(np.int64))
+        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels)
+        (losses * weight[part]).sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    everything = np.arange(len(rows))
+    kept["full"] = [g / weight.sum() for g in gradient(everything)]
+    mine = gradient(everything[rank::world_size])
+    kept["by hand"] = [distributed.reduce_tensor(g) / weight.sum() for g in mine]
+    return kept
+
+
+def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
+    """Per-row logits, truth and metrics of the validation rows, with fresh weights."""
+    device = distributed.setup(TIMEOUT)
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    _, val, _ = open_splits(config, data, tokenizer)
+    assert val is not None
+    seed_everything(config.seed)
+    model = build_model(config, tokenizer, val.labels)
+    logits = gather_logits(model, val, device, nullcontext, config.eval_batch_size, "")
+    if logits is None:
+        return None, None, None
+    truth = val.label_ids()
+    return logits, truth, compute_metrics(logits, truth)
+
+
+def dropout_and_weights(config: TrainConfig) -> tuple[list[float], Any, list[str]]:
+    """What each rank draws, the first weights that it had, and its label names."""
+    kept: dict[str, Any] = {}
+
+    def wrap(model: Any, device: torch.device) -> Any:
+        kept["first"] = [p.detach().clone() for p in model.parameters()]
+        kept["mask"] = torch.nn.functional.dropout(torch.ones(64)).tolist()
+        kept["labels"] = list(model.config.id2label.values())
+        return wrapped(model, device)
+
+    wrapped = distributed.wrap
+    with Patch(distributed, "wrap", wrap):
+        run(config)
+    return kept["mask"], kept["first"], kept["labels"]
+
+
+def drift(config: TrainConfig) -> None:
+    """One rank's weights go astray in the first step."""
+
+    def clip(parameters: list[torch.Tensor], norm: float) -> torch.Tensor:
+        result = clipped(parameters, norm)
+        if torch.distributed.get_rank() == 1:
+            parameters[0].data[0] += 1e-3
+        return result
+
+    clipped = train.clip_grad_norm_
+    with Patch(train, "clip_grad_norm_", clip):
+        run(config)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")

@@ -1,0 +1,69 @@
+"""Mistakes end every rank, in one line with the value and the way out, and leave nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+from conftest import make_rows, write_tsv
+from ranks import RankError, Ranks
+
+from training.config import TrainConfig
+
+Settings = Callable[..., TrainConfig]
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "missing file": ({"train_file": ("tran.tsv",)}, "tran.tsv"),
+    "missing column": ({"text_column": ("txt",)}, r"txt.*text"),
+    "empty file": ({"train_file": ("{empty}",)}, "no rows"),
+    "one class": ({"train_file": ("{one_class}",)}, "all 3 rows have the label 'x'"),
+    "unseen label": ({"val_file": ("{unseen}",)}, "'zebra'.*not among|not among.*'zebra'"),
+    "batch too large": ({"global_batch_size": 4096}, "203 rows do not fill .* 4096; lower it"),
+    "no such model": ({"model": "no-such/model"}, "'no-such/model' is neither a model folder nor"),
+    "positions": ({"max_length": 65}, "max_length 65 is more than .* give --max-length 64"),
+    "runs_dir is a file": ({"runs_dir": "{empty}"}, "is not a folder"),
+    "three batch sizes": (
+        {"gradient_accumulation_steps": 3, "global_batch_size": 32},
+        "32 is not batch_size 16 x gradient_accumulation_steps 3 x world size 2 = 96",
+    ),
+    "no weights file": ({"class_weights": "weights.json"}, "'weights.json' is not none, balanced"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_on_every_rank(
+    ranks: Ranks, settings: Settings, tmp_path: Path, case: str
+) -> None:
+    """All ranks raise UserError or FileNotFoundError; no run folder is left."""
+    written = {
+        "{empty}": write_tsv(tmp_path / "empty.tsv", []),
+        "{one_class}": write_tsv(tmp_path / "one.tsv", [("a", "x"), ("b", "x"), ("c", "x")]),
+        "{unseen}": write_tsv(tmp_path / "val.tsv", [*make_rows(5, 1), ("stripes", "zebra")]),
+    }
+    changes, message = CASES[case]
+    for name, value in changes.items():
+        if isinstance(value, tuple):
+            changes = changes | {name: tuple(str(written.get(v, v)) for v in value)}
+        elif value in written:
+            changes = changes | {name: str(written[value])}
+    config = settings(**changes)
+    with pytest.raises(RankError, match=message) as error:
+        ranks.run(2, jobs.run, config)
+    assert len(error.value.kinds) == 2
+    assert set(error.value.kinds) <= {"UserError", "FileNotFoundError"}
+    assert not (Path(config.runs_dir) / "run").exists()
+
+
+def test_bad_rows_are_listed(ranks: Ranks, settings: Settings, tmp_path: Path) -> None:
+    """--on-bad-rows skip leaves them out, says how many, and lists them in bad_rows.tsv."""
+    path = write_tsv(tmp_path / "t.tsv", [*make_rows(64, 1), ("", "food"), ("cat", "")])
+    config = settings(train_file=(str(path),), max_steps=1)
+    with pytest.raises(RankError, match=r"2 of 66 rows are bad(.|\n)*t.tsv:66"):
+        ranks.run(2, jobs.run, config)
+    skipping = settings(train_file=(str(path),), max_steps=1, on_bad_rows="skip")
+    ranks.run(2, jobs.run, skipping)
+    run = Path(config.runs_dir) / "run"
+    listed = (run / "bad_rows.tsv").read_text("utf-8").splitlines()
+    assert [line.split("\t")[1] for line in listed] == ["66", "67"]
+    assert "2 bad rows left out" in (run / "log.txt").read_text("utf-8")

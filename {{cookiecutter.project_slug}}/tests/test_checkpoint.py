@@ -1,0 +1,152 @@
+"""Checkpoints: whole or not there, verified, the newest kept by number, only data loaded."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jobs
+import pytest
+import torch
+from conftest import lines_of
+from ranks import RankError, Ranks
+
+from training import checkpoint
+from training.config import TrainConfig, UserError
+
+Settings = Callable[..., TrainConfig]
+
+
+def make(folder: Path, step: int, text: str = "x" * 100) -> Path:
+    path = folder / f"step-{step:08d}"
+
+    def write(folder: Path) -> None:
+        (folder / "state.pt").write_text(text, "utf-8")
+
+    checkpoint.write_folder(path, write)
+    return path
+
+
+def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
+    """Disk full in the middle: one line with the path, nothing half-written."""
+    path = make(tmp_path, 1)
+
+    def fail(folder: Path) -> None:
+        (folder / "state.pt").write_text("half", "utf-8")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match=r"cannot write .*step-00000001: No space left"):
+        checkpoint.write_folder(path, fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+    assert checkpoint.problem_of(path) is None
+
+
+def test_killed_between_renames(tmp_path: Path) -> None:
+    """A replaced folder that was set aside is put back."""
+    best = tmp_path / "best"
+    checkpoint.write_folder(best, lambda p: None)
+    best.rename(tmp_path / ".old-best")
+    checkpoint.recover(best)
+    assert checkpoint.problem_of(best) is None
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "no manifest"])
+def test_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
+    """The previous good one is taken; with none left it is an error, no silent new start."""
+    old, new = make(tmp_path, 9), make(tmp_path, 10)
+
+    def hurt(path: Path) -> None:
+        state = path / "state.pt"
+        if damage == "truncate":
+            state.write_text("x" * 50, "utf-8")
+        elif damage == "flip":
+            state.write_text("y" + "x" * 99, "utf-8")
+        elif damage == "delete":
+            state.unlink()
+        else:
+            (path / checkpoint.MANIFEST).unlink()
+
+    hurt(new)
+    assert checkpoint.newest(tmp_path) == old
+    hurt(old)
+    with pytest.raises(UserError, match="none of the 2 checkpoints"):
+        checkpoint.newest(tmp_path)
+    assert checkpoint.newest(tmp_path / "nothing") is None
+
+
+def test_newest_is_by_number(tmp_path: Path) -> None:
+    for step in (900, 1000, 950, 123456789):
+        make(tmp_path, step)
+    (tmp_path / "step-old").mkdir()
+    assert [step for step, _ in checkpoint.saved(tmp_path)] == [900, 950, 1000, 123456789]
+
+
+def test_other_format_version(tmp_path: Path) -> None:
+    path = make(tmp_path, 1)
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text("utf-8"))
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"version": 99}), "utf-8")
+    with pytest.raises(UserError, match="checkpoint format 99, this code reads 1"):
+        checkpoint.newest(tmp_path)
+
+
+def test_code_in_a_checkpoint_is_refused() -> None:
+    """Only tensors and plain types are unpickled."""
+
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return (print, ("owned",))
+
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        checkpoint.load_state(pickle.dumps(Evil()))
+
+
+def test_run_keeps_the_newest_and_the_best(ranks: Ranks, settings: Settings) -> None:
+    """keep 2 of 12, the best at the first evaluation: best/ and the newest two remain and load."""
+    config = settings(save_every=1, max_steps=12, keep_checkpoints=2, lr=0.0, evals_per_epoch=7)
+    ranks.run(2, jobs.run, config)
+    run = Path(config.runs_dir) / "run"
+    assert [step for step, _ in checkpoint.saved(run / "checkpoints")] == [11, 12]
+    assert json.loads((run / "results.json").read_text("utf-8"))["best_step"] == 1
+    assert sorted(p.name for p in run.iterdir() if p.name != ".lock") == [
+        "best", "checkpoints", "config.toml", "log.txt", "metrics.jsonl", "report.txt",
+        "results.json", "tensorboard",
+    ]  # fmt: skip
+    state = torch.load(
+        run / "checkpoints" / "step-00000012" / "state.pt"
+    )  # weights_only by default
+    assert state["step"] == 12
+
+
+def test_damaged_newest_in_a_run(ranks: Ranks, settings: Settings) -> None:
+    """--resume auto falls back to the checkpoint before; the run ends as the whole one."""
+    whole = settings(run_name="whole", save_every=3)
+    ranks.run(2, jobs.run, whole)
+    config = replace(whole, run_name="hurt")
+    ranks.run(2, jobs.run_stopped_at, config, 5)
+    checkpoints = Path(config.runs_dir) / "hurt" / "checkpoints"
+    assert [step for step, _ in checkpoint.saved(checkpoints)] == [3, 5]
+    file = checkpoints / "step-00000005" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    ranks.run(2, jobs.run, config)
+    assert [line["loss"] for line in lines_of(config)] == [line["loss"] for line in lines_of(whole)]
+
+
+def test_resume_from_a_path(ranks: Ranks, settings: Settings, tmp_path: Path) -> None:
+    """A run's folder or one checkpoint, in place or into a run of another name."""
+    config = settings(save_every=2, max_steps=6)
+    ranks.run(1, jobs.run_stopped_at, config, 4)
+    run = Path(config.runs_dir) / "run"
+    two = run / "checkpoints" / "step-00000002"
+    shutil.copytree(two, tmp_path / "copy")
+    other = replace(config, resume=str(two), run_name="other")
+    ranks.run(1, jobs.run, other)
+    assert [line["step"] for line in lines_of(other)] == [3, 4, 5, 6]
+    ranks.run(1, jobs.run, replace(config, resume=str(run), run_name=None))
+    assert [line["step"] for line in lines_of(config)] == [1, 2, 3, 4, 5, 6]
+    for bad in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(RankError, match=f"--resume {bad}"):
+            ranks.run(1, jobs.run, replace(config, resume=str(bad)))
+    with pytest.raises(RankError, match="exists; give another --run-name"):
+        ranks.run(1, jobs.run, replace(config, resume="never"))

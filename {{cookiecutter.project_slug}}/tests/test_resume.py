@@ -1,0 +1,94 @@
+"""Promise 5: a run that was stopped and resumed ends as one that never stopped, to the bit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jobs
+import numpy as np
+import pytest
+import torch
+from conftest import lines_of
+from ranks import RankError, Ranks
+
+from training.config import TrainConfig
+
+Settings = Callable[..., TrainConfig]
+NUMBERS = ("step", "loss", "lr", "grad_norm")
+
+
+def end_of(config: TrainConfig, step: int = 14) -> dict[str, torch.Tensor]:
+    folder = Path(config.runs_dir) / str(config.run_name) / "checkpoints"
+    return jobs.weights_of(folder / f"step-{step:08d}")
+
+
+@pytest.mark.parametrize("log_every", [1, 5])
+@pytest.mark.parametrize("schedule", ["linear", "plateau"])
+def test_resumed_equals_uninterrupted(
+    ranks: Ranks, settings: Settings, log_every: int, schedule: str
+) -> None:
+    """Stopped in mid-epoch, at the epoch's end and right after it; dropout on, two ranks."""
+    whole = settings(run_name="whole", log_every=log_every, schedule=schedule, batch_size=8)
+    ranks.run(2, jobs.run, whole)
+    for step in (3, 7, 8) if log_every == 1 else (4, 9):
+        config = replace(whole, run_name=f"stopped-{step}")
+        ranks.run(2, jobs.run_stopped_at, config, step)
+        assert all(line["step"] <= step for line in lines_of(config))
+        ranks.run(2, jobs.run, config)
+        for a, b in zip(lines_of(whole), lines_of(config), strict=True):
+            assert [a[name] for name in NUMBERS] == [b[name] for name in NUMBERS]
+        assert lines_of(whole, "val") == lines_of(config, "val")
+        expected, found = end_of(whole), end_of(config)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_resume_on_other_ranks(ranks: Ranks, settings: Settings) -> None:
+    """On another number of ranks and another accumulation: the same losses in the same steps."""
+    whole = settings(run_name="whole", precision="fp64", dropout=0.0)
+    ranks.run(2, jobs.run, whole)
+    config = replace(whole, run_name="moved", batch_size=5)
+    ranks.run(2, jobs.run_stopped_at, config, 3)
+    ranks.run(3, jobs.run, config)
+    for name in ("step", "loss", "grad_norm"):
+        expected = [line[name] for line in lines_of(whole)]
+        np.testing.assert_allclose([line[name] for line in lines_of(config)], expected, rtol=1e-9)
+
+
+def test_fp16_scale_survives(ranks: Ranks, settings: Settings) -> None:
+    """The loss scale goes on where it was, also when fp16 begins only with the resumed run."""
+    whole = settings(run_name="whole", precision="fp16")
+    ranks.run(1, jobs.run, whole)
+    config = replace(whole, run_name="stopped")
+    ranks.run(1, jobs.run_stopped_at, config, 5)
+    ranks.run(1, jobs.run, config)
+    scales = [[line["loss_scale"] for line in lines_of(c)] for c in (whole, config)]
+    assert scales[0] == scales[1]
+    assert scales[0][0] > 1
+
+
+def test_other_settings_are_refused(ranks: Ranks, settings: Settings) -> None:
+    """A resumed run that would learn something else is refused, with the difference."""
+    config = settings(max_steps=2)
+    ranks.run(1, jobs.run, config)
+    for change in ({"seed": 7}, {"global_batch_size": 16}, {"lr": 1.0}):
+        with pytest.raises(RankError, match=f"{next(iter(change))} was"):
+            ranks.run(1, jobs.run, replace(config, max_steps=4, **change))
+    ranks.run(1, jobs.run, replace(config, max_steps=4, batch_size=4))  # this learns the same
+
+
+def test_best_survives_a_worse_evaluation_after_resume(ranks: Ranks, settings: Settings) -> None:
+    """The best score and the patience count are part of the state."""
+    config = settings(evals_per_epoch=7, early_stopping_patience=3, lr=0.0, epochs=3)
+    ranks.run(2, jobs.run_stopped_at, config, 2)
+    ranks.run(2, jobs.run, config)
+    steps = [line["step"] for line in lines_of(config, "val")]
+    assert steps == [0, 1, 2, 3, 4]  # the first is the best; three more, then it stops
+
+
+def test_finished_run_goes_on_with_more_epochs(ranks: Ranks, settings: Settings) -> None:
+    """--epochs raised trains longer; the steps so far are not repeated."""
+    config = settings(epochs=1)
+    ranks.run(1, jobs.run, config)
+    ranks.run(1, jobs.run, config)  # nothing to do
+    ranks.run(1, jobs.run, replace(config, epochs=2))
+    assert [line["step"] for line in lines_of(config)] == list(range(1, 15))

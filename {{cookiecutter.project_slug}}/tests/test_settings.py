@@ -1,0 +1,144 @@
+"""Settings: defaults, then the file, then flags; what cannot work is refused in one line."""
+
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from training.config import GROUPS, NEUTRAL, PATHS, TrainConfig, UserError, batch_sizes
+from training.flags import PROJECT, load_config, parse_args
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text('train_file = "a.tsv"\nval_file = "b.tsv"\nlr = 1\nepochs = 7\n', "utf-8")
+    return path
+
+
+def load(toml: Path, *flags: str) -> TrainConfig:
+    return load_config(["--config", str(toml), *flags])
+
+
+def test_order_of_precedence(toml: Path) -> None:
+    """A flag beats the file, the file beats the default; dashes and underscores are one."""
+    assert load(toml).epochs == 7
+    assert load(toml).lr == 1.0
+    assert load(toml).batch_size == 16
+    assert load(toml, "--epochs", "2").epochs == 2
+    assert load(toml, "--batch_size=4").batch_size == load(toml, "--batch-size=4").batch_size == 4
+    assert load(toml, "--no-group-by-length").group_by_length is False
+    assert load(toml, "--no_group_by_length").group_by_length is False
+
+
+def test_paths_in_the_file_are_beside_it(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project can be run from any folder; flags are relative to where the user is."""
+    assert load(toml).train_file == (str(toml.parent / "a.tsv"),)
+    assert load(toml, "--train-file", "x.tsv").train_file == ("x.tsv",)
+    monkeypatch.chdir(toml.parent)
+    assert load(toml).train_file == ("a.tsv",)
+
+
+def test_other_rows_take_the_place_of_all_rows(toml: Path) -> None:
+    """--train-file drops the file's validation rows; one way of setting the batch the other's."""
+    assert load(toml, "--train-file", "x.tsv").val_file == ()
+    assert load(toml, "--train-file", "x.tsv", "--val-file", "y.tsv").val_file == ("y.tsv",)
+    toml.write_text('train_file = "a"\nglobal_batch_size = 32\n', "utf-8")
+    config = load(toml, "--gradient-accumulation-steps", "4")
+    assert batch_sizes(config, 2).global_batch_size == 16 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--epoch", "3"], "unknown flag --epoch, did you mean --epochs?"),
+        (["--precision", "pf16"], "invalid choice: 'pf16'"),
+        (["--epochs", "two"], "invalid int value: 'two'"),
+        (["--epochs", "0"], "epochs must be at least 1, not 0"),
+        (["--lr", "nan"], "lr must be a finite number"),
+        (["--dropout", "1"], "dropout must be at least 0 and below 1, not 1.0"),
+        (["--run-name", "../x"], "must be a plain folder name"),
+        (["--multi-label", "--class-weights", "balanced"], "do not go with multi_label"),
+        (["--config", "nowhere.toml"], "no settings file nowhere.toml"),
+    ],
+)
+def test_flags_are_refused(toml: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+        load(toml, *flags)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("epoch = 3", "unknown setting 'epoch', did you mean epochs?"),
+        ("epochs = 1.5", "epochs must be of type int, not 1.5"),
+        ('epochs = "1"', "epochs must be of type int"),
+        ("header = 1", "header must be of type bool"),
+        ('metric = "acuracy"', "metric must be one of .*, not 'acuracy', did you mean accuracy?"),
+        ("train_file = [1]", "must be a text or a list of texts"),
+        ("epochs = ", "not valid TOML"),
+    ],
+)
+def test_settings_files_are_refused(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(line, "utf-8")
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+        load(path, *([] if "train_file" in line else ["--train-file", "a"]))
+
+
+def test_batch_sizes() -> None:
+    """The micro-batch shrinks where ranks are many; three numbers must agree."""
+    config = TrainConfig(train_file=("a",), batch_size=16)
+    assert vars(batch_sizes(config, 1)) == {
+        "global_batch_size": 32, "batch_size": 16, "gradient_accumulation_steps": 2,
+    }  # fmt: skip
+    assert batch_sizes(config, 8).batch_size == 4
+    assert batch_sizes(replace(config, global_batch_size=100), 3).gradient_accumulation_steps == 3
+    familiar = replace(config, gradient_accumulation_steps=4, batch_size=8)
+    assert batch_sizes(familiar, 2).global_batch_size == 64
+    with pytest.raises(UserError, match=r"100 is not batch_size 8 x .* 4 x world size 2 = 64"):
+        batch_sizes(replace(familiar, global_batch_size=100), 2)
+
+
+def test_resolved_settings_read_back(toml: Path, tmp_path: Path) -> None:
+    """What a run writes as its config.toml gives the same settings again."""
+    config = load(toml, "--text-column", "a", 'b "c\\', "--delimiter", ";", "--dropout", "0")
+    path = tmp_path / "again.toml"
+    path.write_text(config.to_toml(), "utf-8")
+    tomllib.loads(config.to_toml())
+    again = load(path)
+    assert Path(again.cache_dir).is_absolute()
+    assert replace(again, cache_dir="cache", runs_dir="runs") == config
+
+
+def test_lists_name_real_fields() -> None:
+    names = {f.name for f in fields(TrainConfig)}
+    assert names.issuperset([*GROUPS, *NEUTRAL, *PATHS])
+
+
+def test_help_and_typos_answer_before_the_slow_imports(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Parsing imports neither torch nor transformers; every flag has a line of help."""
+    code = "import sys, training.flags; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
+    script = [sys.executable, str(PROJECT / "train.py")]
+    began = time.perf_counter()
+    shown = subprocess.run([*script, "--help"], capture_output=True, text=True, check=True).stdout
+    assert time.perf_counter() - began < 20  # seconds; 0.1 where the machine is idle
+    for f in fields(TrainConfig):
+        assert (
+            f"--{f.name.replace('_', '-')} " in shown or f"--{f.name.replace('_', '-')}," in shown
+        )
+    with pytest.raises(SystemExit) as stop:
+        parse_args(["--epoch"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_projects_own_settings_are_valid() -> None:
+    load_config([])

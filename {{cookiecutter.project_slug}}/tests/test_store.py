@@ -1,0 +1,183 @@
+"""The token store and the encoder: what training reads is what the tokenizer says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_rows, write_tsv
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+import data
+from model import build_tokenizer
+from training import tokenise
+from training.cache import cached
+from training.config import TrainConfig, UserError
+from training.encoding import Encoder
+from training.sampler import MicroBatch
+from training.texts import split_mask, text_numbers
+from training.tokenise import open_splits, prepare_tokenizer, sorted_labels
+
+Settings = Callable[..., TrainConfig]
+LONG = " ".join(["cat dog horse"] * 40)
+
+
+@pytest.fixture
+def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.mark.parametrize("side", ["head", "tail"])
+def test_encoder_is_the_tokenizer(tokenizer: Any, side: str) -> None:
+    """Same ids as transformers' own call, cut or not, single or pair."""
+    tokenizer.truncation_side = "right" if side == "head" else "left"
+    texts, pairs = ["cat", "a very old dog 猫", LONG, "x"], ["bread", LONG, "soup", LONG]
+    encode = Encoder(AutoTokenizer.from_pretrained(tokenizer.name_or_path), 20, side)
+    expected = tokenizer(texts, truncation=True, max_length=20)["input_ids"]
+    assert encode(texts).ids == expected
+    both = encode(texts[:2], [pairs[0], "rice"])
+    expected = tokenizer(texts[:2], [pairs[0], "rice"])
+    assert both.ids == expected["input_ids"]
+    for ids, first, types in zip(both.ids, both.first, expected["token_type_ids"], strict=True):
+        assert [int(i >= first) for i in range(len(ids))] == types
+    assert all(len(ids) <= 20 for ids in encode(texts, pairs).ids)
+    assert encode([LONG]).full_length == [122]
+
+
+def test_head_and_tail_keeps_both_ends(tokenizer: Any) -> None:
+    text = "cat " + LONG + " bread"
+    ids = Encoder(tokenizer, 9, "head+tail")([text]).ids[0]
+    assert tokenizer.decode(ids) == "[CLS] cat cat dog horse dog horse bread [SEP]"
+
+
+def test_longer_of_a_pair_is_cut_first(tokenizer: Any) -> None:
+    encoded = Encoder(tokenizer, 12)(["cat dog", LONG], [LONG, "soup rice"])
+    assert [len(ids) for ids in encoded.ids] == [12, 12]
+    assert encoded.first == [4, 9]
+
+
+def micro(rows: list[int]) -> MicroBatch:
+    return MicroBatch(np.array(rows), np.ones(len(rows)), True, 1.0, 1, 1, 1)
+
+
+def test_store_gives_back_every_row(settings: Settings, files: dict[str, Path]) -> None:
+    """Ids, padding, mask, labels and lengths of any rows in any order."""
+    config = settings()
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    train, val, test = open_splits(config, data, tokenizer)
+    assert (len(train), len(val or ()), test) == (203, 45, None)
+    rows = make_rows(203, seed=1)
+    wanted = [200, 0, 7]
+    batch = train[micro(wanted)]
+    for i, number in enumerate(wanted):
+        ids = tokenizer(rows[number][0])["input_ids"]
+        length = int(batch.inputs["attention_mask"][i].sum())
+        assert batch.inputs["input_ids"][i, :length].tolist() == ids
+        assert (batch.inputs["input_ids"][i, length:] == tokenizer.pad_token_id).all()
+        assert train.labels[batch.labels[i]] == rows[number][1]
+        assert train.lengths(np.array([number]))[0] == length
+    assert batch.inputs["input_ids"].shape[1] == train.lengths(np.array(wanted)).max()
+    assert train.label_counts().sum() == 203
+    assert train.labels == ["animal", "food", "weather"]
+
+
+def test_second_run_does_not_tokenise(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is found again by content; other rows or settings make another."""
+    path = write_tsv(tmp_path / "t.tsv", make_rows(20, seed=4))
+    config = settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"))
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    built: list[str] = []
+    write = tokenise.StoreWriter.finish
+
+    def finish(self: tokenise.StoreWriter, report: Any) -> None:
+        built.append("x")
+        write(self, report)
+
+    monkeypatch.setattr(tokenise.StoreWriter, "finish", finish)
+    for expected in (2, 2):  # train and val
+        open_splits(config, data, tokenizer)
+        assert len(built) == expected
+    write_tsv(path, make_rows(21, seed=4))
+    open_splits(config, data, tokenizer)
+    assert len(built) == 3  # the same labels, so the validation rows still fit
+    open_splits(settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"), max_length=9),
+                data, tokenizer)  # fmt: skip
+    assert len(built) == 5
+
+
+def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    """Only a whole folder gets its name; the next process builds it."""
+
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("x", "utf-8")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        cached(tmp_path / "store", fail, "it")
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
+    cached(tmp_path / "store", lambda folder: (folder / "a").touch(), "it")
+    assert (tmp_path / "store" / "a").exists()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_split_keeps_equal_texts_together(seed: int) -> None:
+    """Stratified, independent of the rows' order, and no text on both sides."""
+    rng = np.random.default_rng(5)
+    labels = rng.choice(4, 1000, p=[0.6, 0.25, 0.12, 0.03])
+    texts = np.array([text_numbers(f"text {i % 700}")[1] for i in range(1000)], np.uint64)
+    labels[700:] = labels[:300]
+    mask = split_mask(texts, labels, 0.2, seed)
+    assert not set(texts[mask]) & set(texts[~mask])
+    for label in range(4):
+        share = mask[labels == label].mean()
+        assert abs(share - 0.2) < 0.03 or (labels == label).sum() < 40
+    order = rng.permutation(1000)
+    assert (split_mask(texts[order], labels[order], 0.2, seed) == mask[order]).all()
+    assert (split_mask(texts, labels, 0.2, seed + 1) != mask).any()
+
+
+def test_folding() -> None:
+    """Case, width and spaces do not tell texts apart; letters do."""
+    exact, folded = zip(*map(text_numbers, ["A  b", "ａ B", "a c"]), strict=True)
+    assert len(set(exact)) == 3
+    assert folded[0] == folded[1] != folded[2]
+
+
+def test_labels_in_order() -> None:
+    assert sorted_labels({"10", "2", "1"}) == ["1", "2", "10"]
+    assert sorted_labels({"10", "2", "007"}) == ["007", "10", "2"]
+
+
+@pytest.mark.parametrize(
+    ("val", "message"),
+    [
+        ([("x", "Animal"), ("y", "zzz")], r"2 labels .*'Animal' \(1 rows.*val.tsv:2.*did you mean"),
+        ([], "no rows"),
+    ],
+)
+def test_bad_validation_rows(settings: Settings, tmp_path: Path, val: list, message: str) -> None:
+    config = settings(val_file=(str(write_tsv(tmp_path / "val.tsv", val)),))
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    with pytest.raises(UserError, match=message):
+        open_splits(config, data, tokenizer)
+
+
+def test_one_class_only(settings: Settings, tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "t.tsv", [("a", "x"), ("b", "x")])
+    config = settings(train_file=(str(path),))
+    with pytest.raises(UserError, match="all 2 rows have the label 'x'"):
+        open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))
+
+
+def test_trained_tokenizer_is_the_same_each_time(settings: Settings, tmp_path: Path) -> None:
+    """From scratch: the same rows give the same tokenizer, without a common cache."""
+    texts = []
+    for name in "ab":
+        config = settings(model="from-scratch", cache_dir=str(tmp_path / name))
+        tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+        texts.append(tokenizer.backend_tokenizer.to_str())
+    assert texts[0] == texts[1]
+    assert tokenizer.tokenize("A cat, 猫狗!") == ["a", "cat", "[UNK]", "猫", "狗", "[UNK]"]

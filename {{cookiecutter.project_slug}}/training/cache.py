@@ -1,0 +1,48 @@
+"""Folders that are costly to make: made once, by one process, and then shared."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+log = logging.getLogger("training")
+
+
+def cached(folder: Path, build: Callable[[Path], None], what: str) -> Path:
+    """`folder`, made by `build` if it is not there yet, by one process while others wait.
+
+    It is built under another name and renamed, so an interrupted build leaves nothing that could
+    be taken for a whole one. The lock is the system's: it goes with a process that is killed.
+    """
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
+        lock.acquire()
+    building = folder.with_name(f".building-{folder.name}")
+    try:
+        if not folder.exists():
+            shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+            building.mkdir()
+            build(building)
+            os.replace(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        lock.release()
+    return folder
+
+
+def key_of(*parts: Any) -> str:
+    """A short name for everything that `parts` say."""
+    text = json.dumps(parts, ensure_ascii=False, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

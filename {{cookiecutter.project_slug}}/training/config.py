@@ -1,0 +1,194 @@
+"""The settings of a run: every field is a key of `config.toml` and a flag of `train.py`."""
+
+import difflib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FROM_SCRATCH = "from-scratch"  # the model that needs no download
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend: shown as one line, without a traceback."""
+
+
+def opt(default: Any, help: str, *choices: str) -> Any:
+    """A setting: its default, a line that says when to change it, the values it may have."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    # -- model
+    model: str = opt(FROM_SCRATCH, "Hugging Face name or folder; from-scratch needs no download")
+    max_length: int = opt(128, "tokens kept of a text; raise it when the log says many are cut")
+    truncate: str = opt("head", "which part of a long text is kept", "head", "tail", "head+tail")
+    dropout: float | None = opt(None, "of the whole model, if not its own; raise it on overfitting")
+    freeze_encoder: bool = opt(False, "train the head alone: quick, enough for a first look")
+    trust_remote_code: bool = opt(False, "run Python that comes with the model; if you trust it")
+    # -- data
+    train_file: tuple[str, ...] = opt((), "CSV, TSV, JSONL, Parquet, Arrow; files and globs")
+    val_file: tuple[str, ...] = opt((), "validation rows, if not --val-fraction of train rows")
+    test_file: tuple[str, ...] = opt((), "rows for the final report; they never choose anything")
+    val_fraction: float = opt(0.1, "share of training rows to validate on, without --val-file")
+    text_column: tuple[str, ...] = opt(("text",), "several are joined by the separator token")
+    text_pair_column: str | None = opt(None, "column with the second text of a pair")
+    label_column: str = opt("label", "column with the label")
+    multi_label: bool = opt(False, "a row may have several labels")
+    label_separator: str = opt(",", "between several labels, where they are not a JSON list")
+    delimiter: str | None = opt(None, "between columns; else by suffix, comma or tab")
+    encoding: str = opt("utf-8", "of text files: gb18030, big5, utf-16, latin-1, ...")
+    tsv_quoting: bool = opt(False, "TSV files quote fields as CSV files do")
+    header: bool = opt(True, "the first line names the columns; else they are numbers")
+    on_bad_rows: str = opt("error", "rows that cannot be used: stop, or list them", "error", "skip")
+    cache_dir: str = opt("cache", "for tokenised rows; name a local disk if the network's is slow")
+    # -- batch
+    global_batch_size: int | None = opt(None, "rows per step over all ranks: what is learned [32]")
+    batch_size: int = opt(16, "most rows in one forward of a rank; lower it when memory runs out")
+    gradient_accumulation_steps: int | None = opt(
+        None, "if given: global batch size = batch size x this x world size"
+    )
+    group_by_length: bool = opt(True, "put texts of like length together: less padding, faster")
+    eval_batch_size: int = opt(32, "rows in one forward of an evaluation")
+    num_workers: int = opt(0, "loader processes per rank; the token store rarely needs one")
+    # -- training
+    epochs: int = opt(3, "times through the training rows")
+    max_steps: int | None = opt(None, "stop after so many steps, whatever --epochs says")
+    lr: float = opt(5e-5, "peak learning rate: 5e-5 for a pretrained model, 1e-3 from scratch")
+    weight_decay: float = opt(0.01, "on weight matrices; not on biases and norms")
+    schedule: str = opt(
+        "linear", "after warm-up; plateau waits for val", "linear", "cosine", "constant", "plateau"
+    )
+    warmup_ratio: float = opt(0.1, "share of the steps in which the learning rate rises")
+    max_grad_norm: float = opt(1.0, "clip the gradient to this norm; 0: no clipping")
+    label_smoothing: float = opt(0.0, "0.1 helps when some labels are wrong")
+    class_weights: str = opt("none", "none, balanced (rare classes count more), or a JSON file")
+    seed: int = opt(42, "of first weights, row order and dropout")
+    # -- compute
+    precision: str = opt(
+        "fp32", "bf16 on recent GPUs, fp16 on older; fp64 to check", "fp32", "bf16", "fp16", "fp64"
+    )
+    gradient_checkpointing: bool = opt(False, "less memory, about a third slower")
+    compile: bool = opt(False, "torch.compile: slower start, then faster on GPUs")
+    deterministic: bool = opt(False, "deterministic kernels alone: bit-for-bit runs on GPUs")
+    timeout: float = opt(1800.0, "seconds that a rank waits for the others before the run fails")
+    # -- evaluation
+    evals_per_epoch: int = opt(1, "raise it when an epoch takes hours; 0: only at the end")
+    metric: str = opt(
+        "accuracy", "chooses the best checkpoint; macro_f1 when classes are uneven",
+        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss",
+    )  # fmt: skip
+    early_stopping_patience: int = opt(0, "evaluations without a better metric; 0: never stop")
+    # -- run
+    run_name: str | None = opt(None, "folder in --runs-dir; a used name continues it [the time]")
+    runs_dir: str = opt("runs", "where runs are kept")
+    resume: str = opt("auto", "continue a run of this name; never; or a run or checkpoint folder")
+    log_every: int = opt(10, "steps between two lines of the log")
+    save_every: int = opt(0, "steps between checkpoints, besides those at evaluations")
+    keep_checkpoints: int = opt(2, "newest checkpoints kept; the best weights are in best/")
+
+    def what_is_learned(self) -> dict[str, Any]:
+        """The settings that a resumed run must share with the run that it continues."""
+        return {k: v for k, v in asdict(self).items() if k not in NEUTRAL}
+
+    def to_toml(self) -> str:
+        """The settings as a `config.toml`. JSON's strings, numbers and lists are TOML's too."""
+        given = {k: v for k, v in asdict(self).items() if v is not None}
+        for name in PATHS:
+            given[name] = _absolute(name, given[name])
+        return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in given.items())
+
+
+def _absolute(name: str, value: Any) -> Any:
+    """The whole path; a Hugging Face name or a keyword stays."""
+    if isinstance(value, tuple):
+        return [_absolute(name, v) for v in value]
+    is_name = name in ("model", "class_weights") and not Path(value).exists()
+    return value if is_name else str(Path(value).absolute())
+
+
+# A group of flags starts at each of these fields.
+GROUPS = {
+    "model": "model", "train_file": "data", "global_batch_size": "batch", "epochs": "training",
+    "precision": "compute", "evals_per_epoch": "evaluation", "run_name": "run",
+}  # fmt: skip
+# In a settings file these are relative to that file, wherever the command is run from.
+PATHS = "model train_file val_file test_file cache_dir class_weights runs_dir".split()
+# These do not change what is learned: a resumed run may change them.
+NEUTRAL = (
+    "cache_dir batch_size gradient_accumulation_steps num_workers compile timeout run_name "
+    "runs_dir resume log_every save_every keep_checkpoints epochs max_steps eval_batch_size "
+    "early_stopping_patience gradient_checkpointing deterministic train_file val_file test_file"
+).split()
+AT_LEAST = {
+    8: "max_length",
+    1: "batch_size global_batch_size gradient_accumulation_steps eval_batch_size "
+    "epochs max_steps log_every keep_checkpoints",
+    0: "num_workers lr weight_decay max_grad_norm early_stopping_patience evals_per_epoch "
+    "save_every seed timeout",
+}
+SHARES = ("val_fraction", "warmup_ratio", "label_smoothing", "dropout")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """', did you mean X?' for the closest of `known`, or nothing."""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {match[0]}?" if match else ""
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse values that cannot work. Errors: UserError with the value, the rule, the way out."""
+    for f in fields(config):
+        value, choices = getattr(config, f.name), f.metadata["choices"]
+        if choices and value not in choices:
+            raise UserError(
+                f"{f.name} must be one of {', '.join(choices)}, not {value!r}{near(value, choices)}"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{f.name} must be a finite number, not {value}")
+    for low, names in AT_LEAST.items():
+        for name in names.split():
+            if (value := getattr(config, name)) is not None and value < low:
+                raise UserError(f"{name} must be at least {low}, not {value}")
+    for name in SHARES:
+        if (value := getattr(config, name)) is not None and not 0 <= value < 1:
+            raise UserError(f"{name} must be at least 0 and below 1, not {value}")
+    if not config.train_file:
+        raise UserError("no train_file: give --train-file, or set it in config.toml")
+    if config.run_name is not None and Path(config.run_name).name != config.run_name:
+        raise UserError(f"run_name {config.run_name!r} must be a plain folder name")
+    no_val = not config.val_file and not config.val_fraction
+    if no_val and (config.early_stopping_patience or config.schedule == "plateau"):
+        raise UserError("early stopping and the plateau schedule need val_file or val_fraction")
+    if config.multi_label and (config.class_weights != "none" or config.label_smoothing):
+        raise UserError("class_weights and label_smoothing do not go with multi_label")
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How a global batch is computed: on every rank, `gradient_accumulation_steps` micro-batches
+    of at most `batch_size` rows."""
+
+    global_batch_size: int
+    batch_size: int
+    gradient_accumulation_steps: int
+
+
+def batch_sizes(config: TrainConfig, world_size: int) -> BatchSizes:
+    """Derive the batch sizes that are left open; refuse three numbers that do not agree."""
+    micro, accumulation = config.batch_size, config.gradient_accumulation_steps
+    if accumulation is None:
+        total = config.global_batch_size or 32
+        accumulation = math.ceil(total / (micro * world_size))
+        return BatchSizes(total, math.ceil(total / (accumulation * world_size)), accumulation)
+    product = micro * accumulation * world_size
+    if config.global_batch_size not in (None, product):
+        raise UserError(
+            f"global_batch_size {config.global_batch_size} is not batch_size {micro} x "
+            f"gradient_accumulation_steps {accumulation} x world size {world_size} = {product}; "
+            "leave one of them out"
+        )
+    return BatchSizes(product, micro, accumulation)

@@ -1,0 +1,161 @@
+"""Exact evaluation: every row once, the same result to the bit for any number of ranks."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn import metrics as sk
+from torch import nn
+from tqdm import tqdm
+
+from training.distributed import is_main, on_main
+from training.tokens import TokenStore
+
+
+@dataclass
+class Evaluation:
+    """Metrics on every rank; rows and their logits on the main process only."""
+
+    metrics: dict[str, float]
+    labels: list[str]
+    logits: np.ndarray | None = None  # (rows, labels)
+    truth: np.ndarray | None = None  # (rows,) label ids, or (rows, labels) of 0 and 1
+
+    def probabilities(self) -> np.ndarray:
+        """(rows, labels)"""
+        assert self.logits is not None and self.truth is not None
+        return probabilities(self.logits, multi_label=self.truth.ndim == 2)
+
+    def predicted(self) -> np.ndarray:
+        """Like `truth`: (rows,), or (rows, labels) of 0 and 1."""
+        assert self.logits is not None and self.truth is not None
+        return predictions(self.logits, multi_label=self.truth.ndim == 2)
+
+
+def evaluate(
+    model: nn.Module,
+    store: TokenStore,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+    batch_size: int,
+    description: str = "evaluating",
+) -> Evaluation:
+    """Evaluate the unwrapped `model` on all rows of `store`, over all ranks."""
+    logits = gather_logits(model, store, device, autocast, batch_size, description)
+    truth = store.label_ids().astype(np.int64) if logits is not None else None
+    result = Evaluation({}, store.labels, logits, truth)
+    result.metrics = on_main(lambda: compute_metrics(logits, truth))
+    return result
+
+
+@torch.no_grad()
+def gather_logits(
+    model: nn.Module,
+    store: TokenStore,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+    batch_size: int,
+    description: str,
+) -> np.ndarray | None:
+    """Logits of all rows in row order, (rows, labels), on the main process; None elsewhere.
+
+    Batches are cut by length, whatever the number of ranks, and go to ranks in turn: a row always
+    meets the same neighbours and the same padding, so its logits are the same to the bit.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    order = np.argsort(store.lengths(), kind="stable")
+    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    mine = batches[rank::world_size]
+    was_training = model.training
+    model.eval()
+    parts = []
+    for rows in tqdm(mine, description, leave=False, disable=None if is_main() else True):
+        inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
+        with autocast():
+            parts.append(model(**inputs).logits)
+    model.train(was_training)
+    # Every rank sends the same number of rows; the main process knows how many of them are real.
+    most = len(batches[::world_size]) * batch_size
+    dtype = next(model.parameters()).dtype
+    sent = torch.zeros(most, len(store.labels), dtype=dtype)
+    if parts:
+        local = torch.cat(parts).to("cpu", dtype)
+        sent[: len(local)] = local
+    received = [torch.empty_like(sent) for _ in range(world_size)] if is_main() else None
+    dist.gather(sent, received, dst=0)
+    if received is None:
+        return None
+    logits = np.empty((len(store), len(store.labels)), sent.numpy().dtype)
+    for r, part in enumerate(received):
+        rows = np.concatenate(batches[r::world_size] or [np.empty(0, np.int64)])
+        logits[rows] = part[: len(rows)].numpy()
+    return logits
+
+
+def probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
+    """Softmax over labels, or a sigmoid for each label: (rows, labels), float64."""
+    z = logits.astype(np.float64)
+    if multi_label:
+        return 0.5 * (1.0 + np.tanh(0.5 * z))
+    exp = np.exp(z - z.max(axis=1, keepdims=True))
+    return exp / exp.sum(axis=1, keepdims=True)
+
+
+def predictions(logits: np.ndarray, multi_label: bool) -> np.ndarray:
+    """Label ids (rows,); for multi-label 1 where the probability is at least a half."""
+    return (logits >= 0).astype(np.int64) if multi_label else logits.argmax(axis=1)
+
+
+def row_losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Cross entropy of each row, without weights or smoothing: (rows,), float64."""
+    z = logits.astype(np.float64)
+    if truth.ndim == 2:
+        return (np.logaddexp(0.0, z) - truth * z).mean(axis=1)
+    return np.logaddexp.reduce(z, axis=1) - z[np.arange(len(z)), truth]
+
+
+def compute_metrics(logits: Any, truth: Any) -> dict[str, float]:
+    """loss, accuracy and F1. For multi-label, accuracy counts rows with every label right."""
+    predicted = predictions(logits, multi_label=truth.ndim == 2)
+    f1 = {
+        f"{average}_f1": float(sk.f1_score(truth, predicted, average=average, zero_division=0))
+        for average in ("macro", "weighted", "micro")
+    }
+    return {
+        "loss": float(row_losses(logits, truth).mean()),
+        "accuracy": float(sk.accuracy_score(truth, predicted)),
+        **f1,
+        "rows": len(truth),
+    }
+
+
+def confusion(result: Evaluation) -> np.ndarray:
+    """Rows of true label i that were given label j: (labels, labels)."""
+    return sk.confusion_matrix(
+        result.truth, result.predicted(), labels=np.arange(len(result.labels))
+    )
+
+
+def report(result: Evaluation) -> str:
+    """Precision, recall, F1 and support of every class, and the confusion matrix, as text."""
+    text = sk.classification_report(
+        result.truth,
+        result.predicted(),
+        labels=np.arange(len(result.labels)),
+        target_names=result.labels,
+        digits=3,
+        zero_division=0,
+    )
+    if result.truth is None or result.truth.ndim == 2:
+        return text
+    matrix = confusion(result)
+    width = max(5, *(len(str(n)) + 1 for n in matrix.max(axis=0)))
+    names = max(map(len, result.labels))
+    lines = ["confusion matrix: a row per true label, a column per predicted label, in this order"]
+    for label, counts in zip(result.labels, matrix, strict=True):
+        lines.append(f"{label:>{names}} " + "".join(f"{n or '.':>{width}}" for n in counts))
+    return f"{text}\n" + "\n".join(lines) + "\n"

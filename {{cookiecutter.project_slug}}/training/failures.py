@@ -1,0 +1,64 @@
+"""A failed run in a few lines: which rank failed first, why, and where in the project."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from training.flags import PROJECT
+
+SHOWN = 2  # exit code of a rank whose one-line error rank 0 has put on the screen
+
+
+def report(failures: dict[int, Any], asked: list[int], log_dir: str) -> int:
+    """Tell which rank failed first, why and where, in a few lines; return the exit code.
+
+    `failures`: by rank, torchrun's ProcessFailure of each that did not end with exit code 0.
+    """
+    if asked and any(failure.exitcode == -signal.SIGTERM for failure in failures.values()):
+        print("launch: stopped while starting; there was nothing to save", file=sys.stderr)
+        return 128 + asked[0]
+    rank, first = min(failures.items(), key=_when)
+    error, where = _recorded(first)
+    if first.exitcode == SHOWN and 0 in failures and failures[0].exitcode == SHOWN:
+        return SHOWN  # rank 0 has said why
+    lines = []
+    logs = sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log"))
+    if logs and not (first.exitcode == SHOWN and error):
+        lines += logs[-1].read_text("utf-8", "replace").splitlines()[-20:]
+    if first.exitcode == SHOWN:
+        lines = lines or [f"launch: rank {rank}: {error or 'ended with exit code 2'}"]
+    else:
+        code = first.exitcode
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        hint = " (was memory short?)" if code == -signal.SIGKILL else ""
+        lines.append(f"launch: rank {rank} failed first, {how}{hint}" + (error and f": {error}"))
+        lines += [f"  at {where}"] if where else []
+        others = ", ".join(str(other) for other in sorted(failures) if other != rank)
+        lines += [f"  after it ended: rank {others}"] if others else []
+        lines.append(f"  what each rank but the first of this machine printed: {log_dir}")
+    print(*lines, sep="\n", file=sys.stderr)
+    return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
+
+
+def _when(item: tuple[int, Any]) -> tuple[bool, float, int]:
+    """Sorts failures by time. A rank that torchrun ended with SIGTERM is never the first."""
+    rank, failure = item
+    if os.path.isfile(failure.error_file):
+        seconds = os.stat(failure.error_file).st_mtime
+    else:  # known in whole seconds: without a record, let only SIGKILL come before a record
+        seconds = failure.timestamp + (failure.exitcode != -signal.SIGKILL)
+    return failure.exitcode == -signal.SIGTERM, seconds, rank
+
+
+def _recorded(failure: Any) -> tuple[str, str]:
+    """The first line of the exception that a rank recorded, and where in the project it arose."""
+    if not isinstance(failure.message, dict):
+        return "", ""
+    stack = failure.message["extraInfo"]["py_callstack"]
+    frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)', stack)
+    frames = [f for f in frames if f[0].startswith(f"{PROJECT}{os.sep}")] or frames
+    where = "{}:{} in {}".format(*frames[-1]) if frames else ""
+    return failure.message["message"].partition("\n")[0], where

@@ -1,0 +1,98 @@
+"""What a run says before the first step and leaves behind after the last."""
+
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+
+from training.config import TrainConfig
+from training.distributed import is_main
+from training.evaluation import Evaluation, report
+from training.tokens import TokenStore
+from training.tracking import Tracker
+
+log = logging.getLogger("training")
+
+
+def describe_data(splits: dict[str, TokenStore | None], max_length: int) -> None:
+    """Rows, labels and lengths of each split, in the log."""
+    for name, store in splits.items():
+        if store is None:
+            continue
+        full = store.values("full_length")
+        counts = store.label_counts()
+        shown = ", ".join(
+            f"{label} {n:,}" for label, n in list(zip(store.labels, counts, strict=True))[:12]
+        )
+        more = f", and {len(counts) - 12} more" if len(counts) > 12 else ""
+        log.info("%s: %s rows, %d labels (%s%s)", name, f"{len(store):,}", len(counts), shown, more)
+        log.info(
+            "%s: %.0f tokens a row on average, %.1f %% longer than max_length %d and cut",
+            name, full.mean(), 100 * (full > max_length).mean(), max_length,
+        )  # fmt: skip
+        for note in store.meta["notes"]:
+            log.warning("%s: %s", name, note)
+        if store.meta["bad_rows"]:
+            log.warning("%s: %d bad rows left out", name, store.meta["bad_rows"])
+
+
+def describe_model(model: nn.Module) -> None:
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    log.info("model: %s parameters, %s trained", f"{parameters:,}", f"{trained:,}")
+
+
+def keep_bad_rows(run: Path, splits: dict[str, TokenStore | None]) -> None:
+    """Copy the list of rows that were left out into the run's folder: `bad_rows.tsv`."""
+    found = [s.folder / "bad_rows.tsv" for s in splits.values() if s is not None]
+    lines = "".join(p.read_text(encoding="utf-8") for p in dict.fromkeys(found))
+    if lines:
+        (run / "bad_rows.tsv").write_text(lines, encoding="utf-8")
+
+
+def finish(
+    run: Path,
+    config: TrainConfig,
+    tracker: Tracker,
+    measure: Callable[..., Evaluation],
+    splits: dict[str, TokenStore],
+    facts: dict[str, Any],
+) -> None:
+    """Evaluate the best weights, write `report.txt` and `results.json`. Call on every rank."""
+    results = {
+        **facts,
+        "run": run.name,
+        "world_size": dist.get_world_size(),
+        "versions": {
+            "python": platform.python_version(), "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }  # fmt: skip
+    text = ""
+    for name, store in splits.items():
+        began = time.perf_counter()
+        result = measure(store=store, description=f"final {name}")
+        results[name] = result.metrics
+        results["timings"][f"{name}_seconds"] = time.perf_counter() - began
+        if name == "test":
+            tracker.evaluated(facts["step"], facts["epoch"], name, result, "  best weights")
+        if is_main():
+            text += f"{name}: {len(store):,} rows, weights of step {facts['best_step']}\n"
+            text += f"{report(result)}\n"
+    if not is_main():
+        return
+    final = {f"final/{s}_{k}": v for s in splits for k, v in results[s].items() if k != "rows"}
+    tracker.hyperparameters(config, final)
+    if text:
+        (run / "report.txt").write_text(text, encoding="utf-8")
+        log.info("final report\n%s", text)
+    (run / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    log.info("done: %s", run)

@@ -1,0 +1,41 @@
+"""Random numbers: one seed for what ranks share, a state per rank for what they do not."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # of every device
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """This rank's random state, as plain types."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": _bytes(torch.get_rng_state())}
+    name, keys, *rest = np.random.get_state()
+    state["numpy"] = [str(name), np.asarray(keys).tolist(), *rest]
+    if device.type != "cpu":
+        state["device"] = _bytes(torch.get_device_module(device).get_rng_state(device))
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
+    torch.set_rng_state(_tensor(state["torch"]))
+    if device.type != "cpu" and "device" in state:
+        torch.get_device_module(device).set_rng_state(_tensor(state["device"]), device)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,270 @@
+"""Rows to a token store: read, tokenised and written once, by one process, before anything waits.
+
+The store's name is made from all that its content depends on: the rows, the code of `data.py`, the
+tokenizer and the settings. Other content has another name, so nothing stale is ever read.
+"""
+
+import inspect
+import itertools
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from training.cache import cached, key_of
+from training.config import FROM_SCRATCH, TrainConfig, UserError, near
+from training.encoding import Encoded, Encoder
+from training.texts import text_numbers
+from training.tokens import ARRAYS, TokenStore
+
+log = logging.getLogger("training")
+VERSION = 1  # of the files' format
+CHUNK = 2000  # rows tokenised at a time
+# The settings that decide what a row is.
+SETTINGS = (
+    "max_length truncate text_column text_pair_column label_column multi_label label_separator "
+    "delimiter encoding tsv_quoting header on_bad_rows"
+).split()
+
+
+class SourceRow(Protocol):
+    """A row as `data.py` yields it."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def pair(self) -> str | None: ...
+    @property
+    def label(self) -> Any: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+
+
+class LabelIds:
+    """Label names to ids in the order in which they come, and where unknown ones were seen."""
+
+    def __init__(self, known: list[str] | None) -> None:
+        self.fixed = known is not None
+        self.ids = {name: i for i, name in enumerate(known or [])}
+        self.unknown: dict[str, tuple[int, str]] = {}
+
+    def __getitem__(self, item: tuple[str, SourceRow]) -> int:
+        name, row = item
+        found = self.ids.get(name)
+        if found is not None:
+            return found
+        if self.fixed:
+            count, where = self.unknown.get(name, (0, f"{row.file}:{row.line}"))
+            self.unknown[name] = count + 1, where
+            return -1
+        return self.ids.setdefault(name, len(self.ids))
+
+    def check(self) -> None:
+        if self.unknown:
+            shown = "; ".join(
+                f"{name!r} ({count} rows, first at {where}{near(name, self.ids)})"
+                for name, (count, where) in itertools.islice(self.unknown.items(), 5)
+            )
+            raise UserError(
+                f"{len(self.unknown)} labels are not among those of the training rows: {shown}; "
+                "correct them, or add training rows for them"
+            )
+
+
+def sorted_labels(names: Iterable[str]) -> list[str]:
+    """Label names in the order of their ids: as numbers if all are whole numbers, else as text."""
+    names = list(names)
+    if all(re.fullmatch(r"-?(0|[1-9][0-9]*)", name) for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
+
+
+def prepare_tokenizer(
+    config: TrainConfig,
+    source: ModuleType,
+    build: Callable[[TrainConfig, Iterator[str]], PreTrainedTokenizerBase],
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model.py`; one that is trained on the rows is trained once and kept."""
+    if config.model != FROM_SCRATCH:
+        return build(config, iter(()))
+
+    def train(folder: Path) -> None:
+        log.info("training a tokenizer on the training rows")
+        rows = source.rows("train", config, "\n", source.ReadReport())
+        texts = (text for row in rows for text in (row.text, row.pair) if text)
+        build(config, texts).save_pretrained(folder)
+
+    key = key_of(VERSION, *_content("train", config, source), inspect.getsource(build))
+    folder = Path(config.cache_dir) / f"tokenizer-{key}"
+    return AutoTokenizer.from_pretrained(cached(folder, train, "the tokenizer"))
+
+
+def _content(split: str, config: TrainConfig, source: ModuleType) -> list[Any]:
+    """What the rows of a split depend on, the code of `data.py` included."""
+    settings = {name: getattr(config, name) for name in SETTINGS}
+    return [split, source.fingerprint(split, config), inspect.getsource(source), settings]
+
+
+def open_splits(
+    config: TrainConfig, source: ModuleType, tokenizer: PreTrainedTokenizerBase
+) -> tuple[TokenStore, TokenStore | None, TokenStore | None]:
+    """The rows of train, val and test. Without a val file, val is a part of the training rows."""
+    train, val, test = open_split("train", config, source, tokenizer), None, None
+    if config.val_file:
+        val = open_split("val", config, source, tokenizer, train.labels)
+    elif config.val_fraction:
+        train, val = train.split(config.val_fraction, config.seed)
+    if config.test_file:
+        test = open_split("test", config, source, tokenizer, train.labels)
+    return train, val, test
+
+
+def open_split(
+    split: str,
+    config: TrainConfig,
+    source: ModuleType,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: list[str] | None = None,
+) -> TokenStore:
+    """The token store of "train", "val" or "test"; built if there is none of this content yet.
+
+    `source`: the user's `data.py`. `labels`: the names that the training rows have; None: this
+    split defines them. Errors: UserError for rows that cannot be used.
+    """
+    encoder = Encoder(tokenizer, config.max_length, config.truncate)
+    tokens = tokenizer.backend_tokenizer.to_str()
+    key = key_of(VERSION, *_content(split, config, source), tokens, labels)
+
+    def build(folder: Path) -> None:
+        log.info("tokenising %s rows", split)
+        writer = StoreWriter(folder, config, len(tokenizer), labels)
+        report = source.ReadReport(on_bad_row=writer.bad_row)
+        rows = source.rows(split, config, separator_of(tokenizer), report)
+        _tokenise(tqdm(rows, f"tokenising {split}", unit=" rows", disable=None), encoder, writer)
+        writer.finish(report)
+
+    folder = cached(Path(config.cache_dir) / f"{split}-{key}", build, f"the {split} rows")
+    pairs = config.text_pair_column is not None
+    token_types = pairs and "token_type_ids" in tokenizer.model_input_names
+    return TokenStore(folder, tokenizer.pad_token_id, token_types)
+
+
+def separator_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What joins several text columns: the tokenizer's separator token, else a new line."""
+    return f" {tokenizer.sep_token} " if tokenizer.sep_token else "\n"
+
+
+def _tokenise(rows: Iterable[SourceRow], encoder: Encoder, writer: "StoreWriter") -> None:
+    """Read, tokenise and write in chunks; the tokenizer works on the next chunk meanwhile."""
+    waiting: tuple[list[SourceRow], Future[Encoded]] | None = None
+    stream = iter(rows)
+    with ThreadPoolExecutor(1) as pool:
+        while chunk := list(itertools.islice(stream, CHUNK)):
+            check_rows(chunk)
+            pairs = [row.pair or "" for row in chunk] if writer.pairs else None
+            future = pool.submit(encoder, [row.text for row in chunk], pairs)
+            if waiting is not None:
+                writer.write(waiting[0], waiting[1].result())
+            waiting = chunk, future
+        if waiting is not None:
+            writer.write(waiting[0], waiting[1].result())
+
+
+def check_rows(rows: list[SourceRow]) -> None:
+    """Tell a user who has edited `data.py` what it must yield. Errors: UserError."""
+    for row in rows:
+        text = getattr(row, "text", None)
+        if type(text) is not str:
+            raise UserError(
+                f"data.py must yield Row(text, pair, label, ...), the text a str, not {row!r:.200}"
+            )
+
+
+class StoreWriter:
+    """Writes the files of a TokenStore, chunk by chunk."""
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, vocabulary: int, labels: list[str] | None
+    ) -> None:
+        self.folder = folder
+        self.multi_label = config.multi_label
+        self.pairs = config.text_pair_column is not None
+        self.ids_type = "<u2" if vocabulary <= 2**16 else "<i4"
+        self.label_ids = LabelIds(labels)
+        self.rows = self.tokens = self.cut = 0
+        self.max_length = config.max_length
+        with ExitStack() as stack:
+            names = [f"{name}.bin" for name in (*ARRAYS, "ids", "label_flat", "label_count")]
+            self.files: dict[str, BinaryIO] = {
+                name: stack.enter_context((folder / name).open("wb"))
+                for name in [*names, "bad_rows.tsv"]
+            }
+            self.stack = stack.pop_all()
+        self._append("offsets", [0])
+
+    def _append(self, name: str, values: Any, kind: str | None = None) -> None:
+        self.files[f"{name}.bin"].write(np.asarray(values, kind or ARRAYS[name]).tobytes())
+
+    def bad_row(self, bad: Iterable[Any]) -> None:
+        """Note a row that was left out: file, line, reason, content."""
+        self.files["bad_rows.tsv"].write(("\t".join(map(str, bad)) + "\n").encode())
+
+    def write(self, rows: list[SourceRow], encoded: Encoded) -> None:
+        lengths = np.fromiter(map(len, encoded.ids), np.int64, len(rows))
+        flat = np.fromiter(itertools.chain.from_iterable(encoded.ids), self.ids_type, lengths.sum())
+        self._append("ids", flat, self.ids_type)
+        self._append("offsets", self.tokens + np.cumsum(lengths))
+        self._append("first", encoded.first)
+        self._append("full_length", encoded.full_length)
+        texts = (row.text if row.pair is None else f"{row.text}\0{row.pair}" for row in rows)
+        numbers = np.array([text_numbers(text) for text in texts], np.uint64)
+        self._append("exact", numbers[:, 0])
+        self._append("folded", numbers[:, 1])
+        names = [row.label if self.multi_label else (row.label,) for row in rows]
+        ids = [self.label_ids[name, row] for row, several in zip(rows, names, strict=True)
+               for name in dict.fromkeys(several)]  # fmt: skip
+        self._append("label_flat", ids, "<i4")
+        self._append("label_count", [len(set(several)) for several in names], "<i4")
+        self.rows += len(rows)
+        self.tokens += int(lengths.sum())
+        self.cut += int((np.asarray(encoded.full_length) > self.max_length).sum())
+
+    def finish(self, report: Any) -> None:
+        """Write the labels under their final ids, and the description of the store."""
+        self.stack.close()
+        if not self.rows:
+            raise UserError("there are no rows")
+        self.label_ids.check()
+        names = list(self.label_ids.ids)
+        final = names if self.label_ids.fixed else sorted_labels(names)
+        if len(final) < 2:
+            raise UserError(f"all {self.rows} rows have the label {final[0]!r}; two are needed")
+        place = np.array([final.index(name) for name in names], "<i4")
+        flat = place[np.fromfile(self.folder / "label_flat.bin", "<i4")]
+        if self.multi_label:
+            counts = np.fromfile(self.folder / "label_count.bin", "<i4")
+            matrix = np.zeros((self.rows, len(final)), np.uint8)
+            matrix[np.repeat(np.arange(self.rows), counts), flat] = 1
+            matrix.tofile(self.folder / "labels.bin")
+        else:
+            flat.tofile(self.folder / "labels.bin")
+        for name in ("label_flat", "label_count"):
+            (self.folder / f"{name}.bin").unlink()
+        meta = {
+            "version": VERSION, "rows": self.rows, "tokens": self.tokens, "cut": self.cut,
+            "labels": final, "multi_label": self.multi_label, "pairs": self.pairs,
+            "ids": self.ids_type, "bad_rows": report.bad_row_count, "notes": list(report.notes),
+        }  # fmt: skip
+        text = json.dumps(meta, ensure_ascii=False, indent=1)
+        (self.folder / "meta.json").write_text(text, encoding="utf-8")
