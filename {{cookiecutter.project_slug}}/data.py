@@ -2,12 +2,16 @@
 
 `rows` yields the rows of a split. They are tokenised once and kept, so it may be slow. Nothing here
 knows of ranks: the rows are read by one process, and every rank sees the same.
+
+    python data.py --report [FOLDER] [train.py flags]    # what is in the rows: text and a picture
 """
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
-from training.config import TrainConfig
+from training.config import HUB, TrainConfig
+from training.hub import HubSplit, hub_split
 from training.readers import ReadOptions, ReadReport, Row, expand_files, read_rows
 
 
@@ -31,17 +35,29 @@ def rows(split: str, config: TrainConfig, separator: str, report: ReadReport) ->
         multi_label=config.multi_label,
         label_separator=config.label_separator,
     )
-    yield from read_rows(expand_files(files(split, config)), options, report)
+    yield from read_rows(sources(split, config), options, report)
 
 
-def files(split: str, config: TrainConfig) -> tuple[str, ...]:
-    return {"train": config.train_file, "val": config.val_file, "test": config.test_file}[split]
+def sources(split: str, config: TrainConfig) -> list[Any]:
+    """The files of a split, and its Hugging Face data sets (hf://org/name)."""
+    names = {"train": config.train_file, "val": config.val_file, "test": config.test_file}[split]
+    files = expand_files([name for name in names if not name.startswith(HUB)])
+    return [*files, *(hub_split(name, split) for name in names if name.startswith(HUB))]
 
 
 def fingerprint(split: str, config: TrainConfig) -> str:
     """A text that changes when the rows of the split change: here, the content of its files."""
     digest = hashlib.sha256()
-    for path in expand_files(files(split, config)):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    for source in sources(split, config):
+        if isinstance(source, HubSplit):
+            digest.update(f"{source} {source.data._fingerprint}".encode())
+            continue
+        with source.open("rb") as file:
+            digest.update(source.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    from training.report import main
+
+    main()

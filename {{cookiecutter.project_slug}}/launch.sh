@@ -10,7 +10,8 @@
 # Flags with file names are relative to the folder that you call this from.
 #
 # It is `torchrun --nproc-per-node N train.py [flags]` with clearer errors: see training/launch.py.
-# Settings of torchrun go in as its variables, such as PET_MAX_RESTARTS=1.
+# torchrun's own settings are given as its variables: PET_MAX_RESTARTS=1 starts again after a crash
+# (with a --run-name, to resume), PET_TEE=3 shows what every rank prints.
 set -euo pipefail
 here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 

@@ -49,9 +49,9 @@ def main(config: TrainConfig, device: torch.device) -> None:
     start_console(is_main())
     run, source = on_main(lambda: runs.choose(config))
     sizes = batch_sizes(config, world_size)
-    log.info("ranks: %d on %s; a global batch of %d rows is %d micro-batches of at most %d rows on "
-             "each", world_size, device.type, sizes.global_batch_size,
-             sizes.gradient_accumulation_steps, sizes.batch_size)  # fmt: skip
+    log.info("a step is %d rows: %d ranks on %s x %d accumulated x at most %d rows at a time",
+             sizes.global_batch_size, world_size, device.type, sizes.gradient_accumulation_steps,
+             sizes.batch_size)  # fmt: skip
 
     # -- data ------------------------------------------------------------------------------------
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
@@ -100,9 +100,9 @@ def main(config: TrainConfig, device: torch.device) -> None:
     weight_sum = 0.0  # of all ranks, since last log
     evaluation_due = False
     learned = config.what_is_learned() | {
-        "global_batch_size": sizes.global_batch_size,
+        "global_batch_size": sizes.global_batch_size, "total_steps": total_steps,
         "data": [train.folder.name, val and val.folder.name],
-    }
+    }  # fmt: skip
     if source is not None:
         state = checkpoint.load_state(on_main((source / "state.pt").read_bytes))
         checkpoint.check_same_run(state["learned"], learned)

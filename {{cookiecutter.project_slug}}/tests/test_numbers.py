@@ -117,6 +117,15 @@ def test_every_precision_trains(ranks: Ranks, settings: Settings) -> None:
         np.testing.assert_allclose(half[:, 0], plain[:, 0], rtol=0.05)
 
 
+def test_loader_workers_change_nothing(ranks: Ranks, settings: Settings) -> None:
+    """The same numbers to the bit with worker processes, and no warning about forks."""
+    configs = [settings(run_name=str(n), num_workers=n, epochs=1) for n in (0, 2)]
+    ranks.run(2, jobs.many_runs, configs)
+    losses = [[line["loss"] for line in lines_of(c)] for c in configs]
+    assert losses[0] == losses[1]
+    assert "forked" not in (ranks.folder / "rank0.log").read_text("utf-8")
+
+
 def test_dropout_trains_and_differs(ranks: Ranks, settings: Settings) -> None:
     """--dropout reaches the model: another loss, in every architecture that names it otherwise."""
     configs = [settings(run_name=str(p), dropout=p, max_steps=1) for p in (0.0, 0.5)]

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import random
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -190,7 +191,7 @@ def test_jsonl_rows_that_cannot_be_used_are_named(write: Write) -> None:
         '{"text": "d", "text": "e", "label": "x"}', '{"text": "f", "label": true}',
         '{"text": "f", "label": ["x"]}', '{"text": "\\ud83d", "label": "x"}', "[" * 100_000,
         '{"text": "g", "label": ' + "1" * 5000 + "}", '{"text": " ", "label": "x"}',
-        '{"text": "g", "label": ""}', '{"text": "g", "label": "x"} {}', '"text"',
+        '{"text": "g", "label": " "}', '{"text": "g", "label": "x"} {}', '"text"',
         ' {"text": "\\ud83d\\ude00\\r", "label": "x", "score": NaN} ', "", " ",
     ]  # fmt: skip
     path = write("a.jsonl", "\n".join(lines))
@@ -266,10 +267,16 @@ def test_a_quote_that_swallows_rows_is_called_out(write: Write) -> None:
     assert report.notes[1].startswith(
         f"{path}: lines 3 to 6 are one row; there seem to be rows inside"
     )
-    poem = csv_text([("Rose, rose\n" * 3, "0"), ("line\n" * 150, "1")])
+    none_seen = read(write("b.csv", 'text,label\n"a,1\nb,2\nc",3\n'))[1]
+    assert "lines 2 to 4 are one row; there seem to be rows inside" in none_seen.notes[1]
+    # A label that other rows have tells one swallowed row from a comma in a text.
+    one = write("c.csv", 'text,label\na,1\n"b,1\nc",0\n"Hello, you\nthere",1\n')
+    notes = read(one)[1].notes
+    assert len(notes) == 2 and notes[1].startswith(f"{one}: lines 3 to 4 are one row; there seem")
+    poem = csv_text([("Rose, rose\nred\n" * 3, "0"), ("line\n" * 150, "1")])
     found, report = read(write("poem.csv", poem))
     assert len(found) == 2 and len(report.notes) == 2
-    assert report.notes[1].endswith("lines 6 to 156 are one row")
+    assert report.notes[1].endswith("lines 9 to 159 are one row")
 
 
 def test_quotes_that_break_csv(write: Write) -> None:
@@ -360,7 +367,11 @@ def test_missing_columns_name_what_is_there(write: Write, tmp_path: Path) -> Non
     parquet = as_arrow(tmp_path / "a.parquet", {"text": ["a"], "Label": ["x"]})
     assert "no column 'label', did you mean Label?" in error(parquet)
     jsonl = write("a.jsonl", '{"text": "a", "labels": "x"}\n' * 500)
-    message = error(jsonl, SKIP)
+    seen: list[BadRow] = []
+    with pytest.raises(UserError) as caught:
+        list(read_files([jsonl], SKIP, ReadReport(on_bad_row=seen.append)))
+    message = str(caught.value)
+    assert len(seen) == 100  # enough to know
     assert message.startswith(f"{jsonl} has no column 'label', did you mean labels?; it has 'text'")
 
 
@@ -527,6 +538,18 @@ def test_the_offset_is_right_far_into_a_compressed_file(write: Write) -> None:
     assert f":50002: byte {11 + 5 * 50_000} (0xD6)" in message and "--encoding gb18030" in message
 
 
+def test_the_suggestion_looks_beyond_the_block_that_holds_the_wrong_byte(write: Write) -> None:
+    start = b"text,label\n" + b"x" * (65536 - 11 - 5) + b",y\n"
+    path = write("a.csv", start + "今天的新闻很有意思,经济\n".encode("gb18030"))
+    assert error(path).endswith("pass --encoding gb18030")
+
+
+def test_ascii_is_not_taken_for_utf_16(write: Write) -> None:
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        message = error(write("a.csv", "text,label\na,x\n"), ReadOptions(encoding=encoding))
+        assert message.endswith(f"this is utf-8, not {encoding}: pass --encoding utf-8")
+
+
 def test_unknown_encodings(write: Write) -> None:
     path = write("a.csv", "text,label\na,x\n")
     for wrong in ("gbk2", "base64", "", "\0", "utf-9"):
@@ -550,13 +573,23 @@ def test_broken_archives_and_tables_are_clear_errors(tmp_path: Path, suffix: str
     rows = [(str(random.Random(i).random()), "x") for i in range(2000)]
     path = save(tmp_path, suffix, rows)
     data = path.read_bytes()
+    middle = len(data) // 2
     for broken in (
+        data[:middle] + b"\xff" * 200 + data[middle + 200 :],
         data[: len(data) // 2],
         b"no such thing",
         data[:-20] if suffix != ".arrow" else b"x",
     ):
         path.write_bytes(broken)
         assert error(path).startswith(f"{path}: ") and "\n" not in error(path)
+
+
+def test_offsets_beyond_the_data_of_an_arrow_file_are_no_crash(tmp_path: Path) -> None:
+    path = as_arrow(tmp_path / "a.arrow", {"text": ["abc", "defgh"], "label": ["x", "y"]})
+    good, bad = (struct.pack("<3i", 0, 3, end) for end in (8, 1 << 30))
+    assert path.read_bytes().count(good) == 1
+    path.write_bytes(path.read_bytes().replace(good, bad))
+    assert error(path).startswith(f"{path}: unreadable .arrow file: ")
 
 
 @pytest.mark.parametrize(

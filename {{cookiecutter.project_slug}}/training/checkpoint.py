@@ -168,6 +168,12 @@ def load_state(content: bytes) -> dict[str, Any]:
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to continue a run with settings under which it would have learned something else."""
+    if saved["total_steps"] != now["total_steps"]:
+        log.warning(
+            "the schedule was made for %d steps and now is for %d: the learning rate goes on from "
+            "where it would be then", saved["total_steps"], now["total_steps"],
+        )  # fmt: skip
+        saved = saved | {"total_steps": now["total_steps"]}
     different = [k for k in now if _plain(saved.get(k)) != _plain(now[k])]
     if different:
         shown = "; ".join(f"{k} was {saved.get(k)!r}, now {now[k]!r}" for k in different)

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files to raw values, in batches of bounded size."""
+"""Parquet and Arrow files, and data sets of the hub, to raw values, in batches of bounded size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.config import UserError
+from training.hub import HubSplit
 
 if TYPE_CHECKING:
     from training.readers import ReadOptions, ReadReport
@@ -14,13 +15,17 @@ BATCH_ROWS = 4096
 
 
 @contextmanager
-def open_arrow(path: Path) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+def open_arrow(
+    path: Path | HubSplit,
+) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
     """The schema, and a function from names of columns to record batches."""
     import pyarrow as pa  # here: most runs need none of it
     from pyarrow import ipc, parquet
 
     try:
-        if path.suffix.lower() == ".parquet":
+        if isinstance(path, HubSplit):
+            yield path.data.features.arrow_schema, path.batches
+        elif path.suffix.lower() == ".parquet":
             with parquet.ParquetFile(path, pre_buffer=False) as file:
                 yield (
                     file.schema_arrow,

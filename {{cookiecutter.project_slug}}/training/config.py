@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FROM_SCRATCH = "from-scratch"  # the model that needs no download
+HUB = "hf://"  # begins the name of a Hugging Face data set, where a file could stand
 
 
 class UserError(ValueError):
@@ -107,7 +108,7 @@ def _absolute(name: str, value: Any) -> Any:
     if isinstance(value, tuple):
         return [_absolute(name, v) for v in value]
     is_name = name in ("model", "class_weights") and not Path(value).exists()
-    return value if is_name else str(Path(value).absolute())
+    return value if is_name or value.startswith(HUB) else str(Path(value).absolute())
 
 
 # A group of flags starts at each of these fields.

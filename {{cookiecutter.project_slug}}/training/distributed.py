@@ -102,7 +102,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
         print(f"\n[rank {rank}] {traceback.format_exc()}", file=sys.stderr, flush=True)
         _leave(1)
     gc.collect()
-    dist.barrier()
+    reduce_tensor(torch.zeros(1))  # nobody leaves while others still talk
     dist.destroy_process_group()
 
 
@@ -187,8 +187,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self._pending: tuple[torch.Tensor, Any] | None = None
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._on_signal)
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        self._before = {number: signal.signal(number, self._on_signal) for number in signals}
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self.requested and number == signal.SIGINT:
@@ -202,9 +202,12 @@ class StopRequest:
         return before is not None and self._finish(*before)
 
     def close(self) -> None:
-        """Wait for the reduction that is under way."""
+        """Wait for the reduction that is under way, and let go of the signals."""
         if self._pending is not None:
             self._finish(*self._pending)
+            self._pending = None  # it holds the process group
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     @staticmethod
     def _finish(flag: torch.Tensor, work: Any) -> bool:

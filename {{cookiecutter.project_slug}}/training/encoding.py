@@ -1,7 +1,11 @@
 """Texts to token ids, the same way in training, evaluation and prediction."""
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
+
+# Said before tokenizers is used: it would warn of the loader's workers, which do not tokenise.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 from transformers import PreTrainedTokenizerBase
 

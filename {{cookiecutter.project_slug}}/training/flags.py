@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.config import GROUPS, PATHS, TrainConfig, UserError, check, near
+from training.config import GROUPS, HUB, PATHS, TrainConfig, UserError, check, near
 
 PROJECT = Path(__file__).resolve().parent.parent
 TYPES = typing.get_type_hints(TrainConfig)
@@ -96,7 +96,7 @@ def _beside(path: Path, key: str, value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_beside(path, key, v) for v in value)
     resolved = path.parent / Path(value).expanduser()
-    if path.parent.resolve() == Path.cwd() or (
+    if path.parent.resolve() == Path.cwd() or value.startswith(HUB) or (
         key in ("model", "class_weights") and not resolved.exists()
     ):
         return value  # relative to here anyway; or a Hugging Face name, or a keyword

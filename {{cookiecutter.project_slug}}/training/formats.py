@@ -144,22 +144,23 @@ class _Spans:
     def __init__(self, path: Path, label_at: int) -> None:
         self.path, self.label_at, self.rows, self.most = path, label_at, 0, 0
         self.labels: set[str] = set()  # some that were seen
-        self.suspects: list[tuple[int, int, set[str]]] = []
+        self.suspects: list[tuple[int, int, bool, set[str]]] = []
 
     def add(self, line: int, end: int, fields: list[str], delimiter: str) -> None:
         self.rows, self.most = self.rows + 1, max(self.most, end - line + 1)
         if len(self.suspects) < 100:
-            parts = chain(*(field.split("\n") for field in fields if "\n" in field))
-            like_rows = (part.rstrip("\r").split(delimiter) for part in parts)
-            labels = {row[self.label_at] for row in like_rows if len(row) == len(fields)}
-            if labels or end - line >= LONG_SPAN:
-                self.suspects.append((line, end, labels))
+            cut = [part.rstrip("\r").split(delimiter) for f in fields for part in f.split("\n")]
+            whole = [row for row in cut if len(row) == len(fields)]  # as rows would be
+            mostly = len(whole) >= max(2, end - line)
+            if whole or end - line >= LONG_SPAN:
+                labels = {row[self.label_at] for row in whole}
+                self.suspects.append((line, end, mostly, labels))
 
     def notes(self) -> Iterator[str]:
         if self.rows:
             yield f"{self.path}: {self.rows:,} rows have several lines, up to {self.most:,}"
-        for line, end, labels in self.suspects:
-            rows_inside = not self.labels.isdisjoint(labels)
+        for line, end, mostly, labels in self.suspects:
+            rows_inside = mostly or not self.labels.isdisjoint(labels)
             if rows_inside or end - line >= LONG_SPAN:
                 inside = "; there seem to be rows inside: is a quote missing?" * rows_inside
                 yield f"{self.path}: lines {line:,} to {end:,} are one row{inside}"

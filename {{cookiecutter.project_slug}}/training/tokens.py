@@ -51,7 +51,6 @@ class TokenStore(Dataset[Batch]):
         self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.labels: list[str] = self.meta["labels"]
         self.multi_label: bool = self.meta["multi_label"]
-        self.pad_to = 1  # pad to a multiple of this length
         self._maps = {name: self._map(name, kind) for name, kind in ARRAYS.items()}
         self._ids = self._map("ids", self.meta["ids"])
         kind = "<u1" if self.multi_label else "<i4"
@@ -93,7 +92,7 @@ class TokenStore(Dataset[Batch]):
         """The model's inputs for `rows`: tensors of (batch, length), padded at the end."""
         stored = self._stored(rows)
         begins, ends = self._maps["offsets"][stored], self._maps["offsets"][stored + 1]
-        length = -(-int((ends - begins).max()) // self.pad_to) * self.pad_to
+        length = int((ends - begins).max())
         input_ids = np.full((len(rows), length), self.pad_id, np.int64)
         mask = np.zeros((len(rows), length), np.int64)
         for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
