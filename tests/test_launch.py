@@ -371,6 +371,7 @@ for found in ([six, four], [four, six], [six]):
 # -- the ranks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ranks_get_their_environment(project: Path, tmp_path: Path) -> None:
     """Launches at once do not collide; ranks, threads, flags and folder are as asked for."""
     flags = ["--nproc_per_node", "2", "--text-column", "two  words", "--val-file=Ä.tsv"]
@@ -413,6 +414,7 @@ def test_ranks_fit_the_cores(project: Path, tmp_path: Path, run: Run) -> None:
     assert done.stdout.split() == ["1", "1"]
 
 
+@pytest.mark.slow
 def test_signals_ask_the_ranks_to_stop(project: Path, tmp_path: Path) -> None:
     """SIGTERM, SIGUSR1, SIGINT and SIGHUP let the ranks save and end well; a second SIGINT ends
     them. Each rank is asked once, and its data loaders are left alone."""
@@ -460,6 +462,7 @@ def test_no_rank_outlives_the_launcher(project: Path, tmp_path: Path) -> None:
     wait_for_end(pids)
 
 
+@pytest.mark.slow
 def test_failures_are_told_in_a_few_lines(project: Path, tmp_path: Path) -> None:
     """The first rank that failed is told last, with its error and where it arose, in place of
     torchrun's report; and a mistake that a rank has told is not told again."""

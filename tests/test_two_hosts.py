@@ -124,6 +124,7 @@ def learned(project: Path, name: str) -> list[dict[str, float]]:
     return [{k: line[k] for k in keys if k in line} for line in log_lines(project, name)]
 
 
+@pytest.mark.slow
 def test_two_hosts_learn_what_one_does(hosts: tuple[str, str], project: Path) -> None:
     """Two hosts of one rank log the same losses, to the bit, as one host of two ranks; and when
     one of them is asked to stop, both save and end well."""

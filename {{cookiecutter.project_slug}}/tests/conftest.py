@@ -24,6 +24,16 @@ WORDS = {
 SHARED = "the a very some old new big small today again and but with under 猫 狗".split()
 
 
+QUICK = ("test_gradient_equals_the_full_batch", "test_one_all_reduce_per_step")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on several ranks are slow, but for two that say most in little time."""
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()) and not item.name.startswith(QUICK):
+            item.add_marker(pytest.mark.slow)
+
+
 def make_rows(count: int, seed: int) -> list[tuple[str, str]]:
     """Texts of 2 to 24 words with their class; classes have about 6 : 3 : 1 rows."""
     rng = random.Random(seed)

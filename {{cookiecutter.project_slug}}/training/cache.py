@@ -5,11 +5,14 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+
+from training.distributed import has_terminal
 
 log = logging.getLogger("training")
 
@@ -23,6 +26,8 @@ def cached(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if not has_terminal():
+        time.sleep(1.0)  # let the rank whose progress bar can be seen be the one that builds
     lock = FileLock(f"{folder}.lock")
     try:
         lock.acquire(blocking=False)

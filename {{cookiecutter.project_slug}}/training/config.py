@@ -136,8 +136,9 @@ SHARES = ("val_fraction", "warmup_ratio", "label_smoothing", "dropout")
 
 def near(name: str, known: Iterable[str]) -> str:
     """', did you mean X?' for the closest of `known`, or nothing."""
-    match = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {match[0]}?" if match else ""
+    folded = {other.strip().casefold(): other for other in known}
+    match = difflib.get_close_matches(name.strip().casefold(), folded, n=1)
+    return f", did you mean {folded[match[0]]}?" if match else ""
 
 
 def check(config: TrainConfig) -> None:

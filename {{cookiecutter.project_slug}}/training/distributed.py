@@ -92,7 +92,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     try:
         record(_call)(main, config)
     except (UserError, FileNotFoundError, PermissionError) as error:
-        if not dist.is_initialized() or is_main():
+        if has_terminal():
             print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
         _leave(2)
     except KeyboardInterrupt:
@@ -128,6 +128,11 @@ def die_with_launcher() -> None:
 
 def is_main() -> bool:
     return dist.get_rank() == 0
+
+
+def has_terminal() -> bool:
+    """Whether what this process prints is seen: local rank 0, or no rank at all."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def reduce_tensor(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:

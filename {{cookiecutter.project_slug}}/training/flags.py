@@ -96,8 +96,10 @@ def _beside(path: Path, key: str, value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_beside(path, key, v) for v in value)
     resolved = path.parent / Path(value).expanduser()
-    if path.parent.resolve() == Path.cwd() or value.startswith(HUB) or (
-        key in ("model", "class_weights") and not resolved.exists()
+    if (
+        path.parent.resolve() == Path.cwd()
+        or value.startswith(HUB)
+        or (key in ("model", "class_weights") and not resolved.exists())
     ):
         return value  # relative to here anyway; or a Hugging Face name, or a keyword
     return str(resolved)

@@ -1,7 +1,6 @@
 """What is in the rows: classes, repeats, contradictions, leaks, lengths, and what they suggest.
 
-All of it is counted on the arrays of the token store: seconds for millions of rows. The remarks
-also stand at the beginning of every run's log.
+It is all counted on the arrays of the token store: seconds for millions of rows.
 """
 
 import argparse
@@ -12,7 +11,6 @@ import sys
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,133 +18,67 @@ import numpy as np
 
 from training.config import FROM_SCRATCH, TrainConfig, UserError, batch_sizes
 from training.flags import parse_args
-from training.texts import text_numbers
+from training.texts import compare_texts, text_numbers
 
 if TYPE_CHECKING:  # it brings torch, and a mistyped flag is answered without
     from training.tokens import TokenStore
 
-PART = 1 << 20  # rows compared at a time, so that memory does not grow with the rows
 CUTS = (64, 128, 256, 512)
-MOST_CLASSES, MOST_EXAMPLES = 40, 5
+MOST_CLASSES = 30
 COVERED = 99  # percent of the rows that the suggested max_length leaves whole
-FORWARD_TOKENS = 8192  # of the suggested batch_size: a forward that keeps a GPU busy
+FORWARD_TOKENS = 8192  # of the suggested batch_size: enough to keep a GPU busy
 FOLDED = "after folding case, width and spaces"
 Splits = dict[str, "TokenStore"]
 
 
-# -- what is worth a look ------------------------------------------------------------------------
-
-
 def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
     """A sentence for each thing that is worth a look; with a tokenizer, examples too."""
-    lines = []
+    lines: list[str] = []
     for name, store in splits.items():
         lines += [f"{name}: {note}" for note in store.meta["notes"]]
         if store.meta["bad_rows"]:
             lines.append(f"{name}: {store.meta['bad_rows']:,} bad rows left out")
-        missing = [store.labels[i] for i in np.flatnonzero(store.label_counts() == 0)]
-        if missing:
-            lines.append(f"{name}: no rows of {_some(missing)}")
-    by_number: dict[int, list[str]] = {}
+        if missing := [store.labels[i] for i in np.flatnonzero(store.label_counts() == 0)]:
+            lines.append(f"{name}: no rows of {len(missing)} classes: {missing[:10]}")
+    alike: dict[int, list[str]] = {}
     for label in splits["train"].labels:
-        by_number.setdefault(text_numbers(label)[1], []).append(label)
-    lines += [f"classes {_some(names)} are the same {FOLDED}"
-              for names in by_number.values() if len(names) > 1]  # fmt: skip
+        alike.setdefault(text_numbers(label)[1], []).append(label)
+    lines += [f"one class {FOLDED}: {n}" for n in alike.values() if len(n) > 1]
     counts, contradicting = compare_texts(splits)
     for other, name in itertools.combinations_with_replacement(splits, 2):
-        exact, folded = counts[other, name, 0], counts[other, name, 1]
+        exact, folded = counts[other, name, "exact"], counts[other, name, "folded"]
         if folded:
             what = "repeat a text of the same split" if name == other else f"are also in {other}"
-            lines.append(f"{name}: {exact:,} rows {what}, {folded:,} {FOLDED} "
-                         f"({100 * folded / len(splits[name]):.1f} %)")  # fmt: skip
-    if counts["texts"]:
-        lines.append(f"{counts['texts']:,} texts stand under different labels, "
-                     f"in {counts['rows']:,} rows")  # fmt: skip
-    if tokenizer is not None:
-        lines += [_example(splits, tokenizer, number) for number in contradicting]
-    return lines
-
-
-def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
-    """What is repeated, as counts, and the numbers of a few texts with different labels.
-
-    (a, a, kind): rows of split a beyond the first with that text; (a, b, kind): rows of b whose
-    text is in a too; kind 0 as written, 1 folded. "texts" with different labels, and their "rows".
-    """
-    counts: Counter[Any] = Counter()
-    contradicting: list[int] = []
-    for rows in _parts(splits):
-        seen: dict[str, list[np.ndarray]] = {}
-        for name, store in splits.items():
-            seen[name] = [np.sort(store.values(k, rows[name])) for k in ("exact", "folded")]
-            for kind, (other, known) in itertools.product((0, 1), seen.items()):
-                mine, known = seen[name][kind], known[kind]
-                same = mine[1:] == mine[:-1] if other == name else _rows_with(known, mine) > 0
-                counts[other, name, kind] += int(same.sum())
-        folded = np.concatenate([s.values("folded", rows[name]) for name, s in splits.items()])
-        labels = np.concatenate([_label_numbers(s, rows[name]) for name, s in splits.items()])
-        order = np.argsort(folded)
-        folded, labels = folded[order], labels[order]
-        differ = (folded[1:] == folded[:-1]) & (labels[1:] != labels[:-1])
-        texts = np.unique(folded[1:][differ])
-        counts["texts"] += len(texts)
-        counts["rows"] += int(_rows_with(folded, texts).sum())
-        contradicting += texts[:MOST_EXAMPLES].tolist()
-    return counts, contradicting[:MOST_EXAMPLES]
-
-
-def _parts(splits: Splits) -> Iterator[dict[str, np.ndarray]]:
-    """Row numbers of each split, part by part; all rows of a text are in the same part."""
-    folded = {name: store.values("folded") for name, store in splits.items()}
-    count = math.ceil(sum(map(len, folded.values())) / PART)
-    bounds = [2**64 * i // count for i in range(count + 1)]
-    for low, high in itertools.pairwise(bounds):
-        yield {name: np.flatnonzero((f >= low) & (f <= high - 1)) for name, f in folded.items()}
-
-
-def _rows_with(sorted_numbers: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """How often each of `wanted` is among `sorted_numbers`: (n,)."""
-    ends = np.searchsorted(sorted_numbers, wanted, "right")
-    return ends - np.searchsorted(sorted_numbers, wanted, "left")
-
-
-def _label_numbers(store: "TokenStore", rows: np.ndarray) -> np.ndarray:
-    """A number for the label of each row, or for its set of labels: (n,)."""
-    labels = store.label_ids(rows)
-    if not store.multi_label:
-        return labels
-    numbers = np.zeros(len(rows), np.uint64)
-    for column, label in zip(labels.T, store.labels, strict=True):
-        numbers += column * np.uint64(text_numbers(label)[0])
-    return numbers
+            share = folded / len(splits[name])
+            lines.append(f"{name}: {exact:,} rows {what}, {folded:,} {FOLDED} ({share:.1%})")
+    if texts := counts["texts"]:
+        lines.append(f"{texts:,} texts, of {counts['rows']:,} rows, have different labels")
+    return lines + [_example(splits, tokenizer, n) for n in contradicting if tokenizer]
 
 
 def _example(splits: Splits, tokenizer: Any, number: int) -> str:
-    """A text that has several labels, as its tokens have it, and how often it has which."""
+    """A text with several labels, as its tokens have it, and how often it has which."""
     text, found = "", []
     for name, store in splits.items():
         rows = np.flatnonzero(store.values("folded") == number)
-        if len(rows) and not text:
-            one = rows[store.values("exact", rows).argmin()]  # the same in any order of rows
+        if not len(rows):
+            continue
+        if not text:
+            one = rows[store.values("exact", rows).argmin()]  # in any order of rows the same
             ids = store.inputs(np.array([one]))["input_ids"][0]
             text = tokenizer.decode(ids, skip_special_tokens=True)
-        flags = store.label_ids(rows)
-        if not store.multi_label:
-            flags = flags[:, None] == np.arange(len(store.labels))
-        names = [" + ".join(store.labels[i] for i in np.flatnonzero(row)) for row in flags]
-        found += [f"{name} {label or 'no label'} {n}" for label, n in sorted(Counter(names).items())]
-    return f"  {text[:60]}{'...' * (len(text) > 60)}: {', '.join(found)}"
+        for label, n in Counter(map(tuple, store.label_ids(rows).reshape(len(rows), -1))).items():
+            of = np.flatnonzero(label) if store.multi_label else label
+            names = " + ".join(store.labels[i] for i in of) or "no label"
+            found.append(f"{n} x {names} in {name}")
+    return f"  {text[:60]}{'...' * (len(text) > 60)}: {', '.join(sorted(found))}"
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:10])) + f" and {len(names) - 10} more" * (len(names) > 10)
-
-
-# -- the report ----------------------------------------------------------------------------------
+# -- python data.py --report ---------------------------------------------------------------------
 
 
 def main() -> None:
-    """The command `python data.py --report [FOLDER] [flags of train.py]`."""
+    """Print the report, and write `data_report.txt` and `data_report.png`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--report", nargs="?", const=".", type=Path)
     given, flags = parser.parse_known_args()
@@ -164,17 +96,15 @@ def main() -> None:
         tokenizer = prepare_tokenizer(config, data, model.build_tokenizer)
         stores = open_splits(config, data, tokenizer)
         splits = {n: s for n, s in zip(("train", "val", "test"), stores, strict=True) if s}
-        longest = 512  # a cost that grows with the square is not suggested unasked
+        longest = 512  # what grows with the square is not suggested unasked
         if config.model != FROM_SCRATCH:
             longest = min(model.longest_input(model.load_hf_config(config)), 8192)
         sections = describe(config, splits, tokenizer, longest)
-        text = "\n".join(f"{title}\n" + "".join(f"  {line}\n" for line in lines)
-                         for title, lines in sections.items())  # fmt: skip
-        print(f"\n{text}")
+        text = "\n".join("\n  ".join([title, *lines]) + "\n" for title, lines in sections.items())
         given.report.mkdir(parents=True, exist_ok=True)
         (given.report / "data_report.txt").write_text(text, encoding="utf-8")
         draw(splits, sections, given.report / "data_report.png")
-        print(f"written to {given.report / 'data_report.txt'} and .png")
+        print(f"\n{text}\nwritten: {given.report / 'data_report.txt'}, and .png")
     except (UserError, OSError) as error:
         sys.exit(f"data.py: {error}")
 
@@ -182,100 +112,104 @@ def main() -> None:
 def describe(
     config: TrainConfig, splits: Splits, tokenizer: Any, longest: int
 ) -> dict[str, list[str]]:
-    """The sections of the report. `longest`: the most tokens that may be suggested."""
-    train = splits["train"]
+    """The lines of the report by title. `longest`: the most tokens that may be suggested."""
+    labels, cuts = splits["train"].labels, sorted({*CUTS, config.max_length})
     counts = {name: store.label_counts() for name, store in splits.items()}
-    order = np.argsort(-counts["train"], kind="stable")
-    classes = ["".join(f"{name:>20}" for name in splits)]
-    classes += ["".join(f"{n[i]:>12,}{100 * n[i] / len(splits[s]):6.1f} %"
-                        for s, n in counts.items()) + f"   {train.labels[i]}"
-                for i in order[:MOST_CLASSES]]  # fmt: skip
-    if len(order) > MOST_CLASSES:
-        classes.append(f"and {len(order) - MOST_CLASSES} smaller ones")
-
-    full = {name: store.values("full_length") for name, store in splits.items()}
-    cuts = sorted({*CUTS, config.max_length})
-    lengths = [f"{'mean':>14}{'median':>8}{'90 %':>8}{'99 %':>8}{'max':>8}   rows longer than"
-               + "".join(f"{cut:>8}" for cut in cuts)]  # fmt: skip
-    for name, f in full.items():
-        quantiles = [*np.percentile(f, [50, 90, 99], method="higher"), f.max()]
-        lengths.append(f"{name:<6}{f.mean():8.1f}" + "".join(f"{q:>8,}" for q in quantiles)
-                       + " " * 19 + "".join(f"{100 * (f > c).mean():6.1f} %" for c in cuts))  # fmt: skip
-    powers = np.bincount(np.ceil(np.log2(np.maximum(full["train"], 8))).astype(int))
-    lengths += ["", "train rows by their length"]
-    lengths += [f"{2 ** (k - 1) + 1 if k > 3 else 1:>7,} to {2**k:<7,}{100 * n / len(train):6.1f} % "
-                + "#" * round(50 * n / len(train)) for k, n in enumerate(powers) if k > 2]  # fmt: skip
+    row = "{:>22}" * len(splits)
+    classes = [row.format(*(f"{name} {len(store):,}" for name, store in splits.items()))]
+    for i in np.argsort(-counts["train"], kind="stable")[:MOST_CLASSES]:
+        cells = [f"{n[i]:,}{n[i] / len(splits[name]):>9.1%}" for name, n in counts.items()]
+        classes.append(f"{row.format(*cells)}   {labels[i]}")
+    classes += [f"and {len(labels) - MOST_CLASSES} smaller ones"] * (len(labels) > MOST_CLASSES)
+    titles = ["", "mean", "50 %", "90 %", "99 %", "max", *(f"> {cut}" for cut in cuts)]
+    row = "{:>8}" * len(titles)
+    lengths = [row.format(*titles)]
+    for name, store in splits.items():
+        full = store.values("full_length")
+        points = np.percentile(full, (50, 90, 99, 100), method="higher")
+        shares = [f"{(full > cut).mean():.1%}" for cut in cuts]
+        lengths.append(
+            row.format(name, f"{full.mean():,.1f}", *(f"{n:,}" for n in points), *shares)
+        )
+    lengths.append("train rows with up to so many tokens, and more than half as many")
+    full = splits["train"].values("full_length")
+    bars = np.bincount(np.ceil(np.log2(np.maximum(full, 1))).astype(int)) / len(full)
+    lengths += [f"{2**i:>8,}{s:>8.1%} {'#' * round(60 * s)}" for i, s in enumerate(bars) if s]
+    files = " ".join(Path(file).name for file in config.train_file)
     return {
-        f"rows and their share: {len(train.labels)} classes": [
-            ", ".join(f"{name} {len(store):,} rows" for name, store in splits.items()), *classes
-        ],
-        "worth a look": remarks(splits, tokenizer) or ["nothing found"],
-        "tokens of a row, special ones included": lengths,
-        "suggestions": suggestions(config, train, longest),
-    }  # fmt: skip
+        f"{files}: rows of each of the {len(labels)} classes": classes,
+        "Tokens of a row, special ones included": lengths,
+        "Worth a look": remarks(splits, tokenizer) or ["nothing found"],
+        "Suggestions": suggestions(config, splits["train"], longest),
+    }
 
 
 def suggestions(config: TrainConfig, train: "TokenStore", longest: int) -> list[str]:
-    """Settings that fit the rows, each with its reason, and what an epoch costs."""
+    """Settings that fit the rows, with the reason; padding and steps under the present ones."""
     import torch
 
-    full = train.values("full_length")
-    needed = -(-int(np.percentile(full, COVERED, method="higher")) // 8) * 8
-    length = min(needed, longest)
-    whole = 100 * (full <= length).mean()
-    lines = [f"--max-length {length}: leaves {whole:.1f} % of the train rows whole"]
-    if length < needed:
-        lines[0] += f"; {COVERED} % would need {needed:,}. --truncate head+tail keeps both ends"
-    ranks = max(1, torch.accelerator.device_count())
-    try:
-        sizes = batch_sizes(config, ranks)
-        padding = {grouped: _padding(config, train, ranks, grouped) for grouped in (True, False)}
-    except UserError as error:
-        return [*lines, str(error)]
-    rows = max(1, min(FORWARD_TOKENS // length, math.ceil(sizes.global_batch_size / ranks)))
-    steps = math.ceil(len(train) / sizes.global_batch_size)
-    total = config.max_steps or steps * config.epochs
-    lines += [
-        f"--batch-size {1 << (rows.bit_length() - 1)}: at most {FORWARD_TOKENS:,} tokens in a "
-        f"forward, and {math.ceil(sizes.global_batch_size / ranks)} rows, the share of a rank; "
-        "halve it when memory runs out: what is learned stays the same",
-    ]
-    counts = train.label_counts()
-    if not train.multi_label and counts.max() >= 5 * max(1, counts.min()):
-        lines.append(f"--class-weights balanced --metric macro_f1: the largest class has "
-                     f"{counts.max() / max(1, counts.min()):.0f} times the rows of the smallest")
-    return [
-        *lines,
-        f"padding: {padding[True]:.1f} % of what is computed, {padding[False]:.1f} % with "
-        "--no-group-by-length",
-        f"steps: {total:,}, with {steps:,} in an epoch and {sizes.global_batch_size} rows in each, "
-        f"on {ranks} rank{'s' * (ranks > 1)}",
-    ]  # fmt: skip
-
-
-def _padding(config: TrainConfig, train: "TokenStore", ranks: int, grouped: bool) -> float:
-    """Percent of the computed tokens that are padding, in the first 200 steps."""
     from training.sampler import BatchPlan
 
-    plan = BatchPlan(train, batch_sizes(config, ranks), seed=config.seed, group_by_length=grouped,
-                     num_replicas=ranks, rank=0)  # fmt: skip
-    ends = itertools.islice((micro for micro in plan if micro.ends_step), 200)
-    tokens, padded = np.sum([(m.step_tokens, m.step_padded_tokens) for m in ends], axis=0)
-    return 100 * (1 - tokens / padded)
-
-
-# -- the picture ---------------------------------------------------------------------------------
+    full, ranks = train.values("full_length"), max(1, torch.accelerator.device_count())
+    needed = -(-max(8, int(np.percentile(full, COVERED, method="higher"))) // 8) * 8
+    length, sizes = min(needed, longest), batch_sizes(config, ranks)
+    share = math.ceil(sizes.global_batch_size / ranks)
+    rows = max(1, min(FORWARD_TOKENS // length, share))
+    lines = [
+        f"--max-length {length}: {(full <= length).mean():.1%} of the train rows stay whole"
+        + f"; {COVERED} % would need {needed:,}" * (length < needed),
+        f"--batch-size {1 << rows.bit_length() - 1}: of {FORWARD_TOKENS:,} tokens and a rank's share"
+        f" of {share} rows, the less; lower it when memory runs out, the result stays the same",
+    ]
+    for flag in ("--group-by-length", "--no-group-by-length"):
+        plan = BatchPlan(train, sizes, seed=config.seed, group_by_length=flag[2] == "g",
+                         num_replicas=ranks, rank=0)  # fmt: skip
+        steps = itertools.islice((m for m in plan if m.ends_step), 200)
+        used, all_ = np.sum([(m.step_tokens, m.step_padded_tokens) for m in steps], axis=0)
+        lines.append(f"{flag}: {1 - used / all_:.1%} of what is computed is padding")
+    total = config.max_steps or config.epochs * plan.steps_per_epoch
+    lines.append(f"steps: {total:,}, {plan.steps_per_epoch:,} an epoch; rows in each: "
+                 f"{sizes.global_batch_size}; ranks: {ranks}")  # fmt: skip
+    return lines
 
 
 def draw(splits: Splits, sections: dict[str, list[str]], path: Path) -> None:
-    """Class balance, lengths and the text of the report, in one picture."""
+    """The classes, the lengths, and what the report says of them, in one picture."""
     import matplotlib
-    from matplotlib import font_manager
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import fontManager
 
-    installed = {font.name for font in font_manager.fontManager.ttflist}
-    cjk = re.compile("Sans.*(CJK|GB)|SimHei|YaHei|PingFang|Heiti|WenQuanYi|Hiragino|Malgun")
-    fonts = ["DejaVu Sans", *sorted(filter(cjk.search, installed))]
-    with matplotlib.rc_context({"font.family": fonts, "text.parse_math": False}), \
-            warnings.catch_warnings(action="ignore"):  # of characters in none of the fonts
-        ...
+    cjk = re.compile(".*Sans.*CJK|SimHei|.*YaHei|PingFang|Heiti|WenQuanYi|Hiragino Sans|Malgun")
+    fonts = sorted(filter(cjk.match, {font.name for font in fontManager.ttflist}))
+    style = {"font.family": ["DejaVu Sans", *fonts], "text.parse_math": False}
+    classes, lengths, *titles = sections
+    said = [line for title in titles for line in (title, *("  " + s for s in sections[title]))]
+    text = "\n".join(textwrap.fill(line, 140, subsequent_indent="      ") for line in said)
+    heights = [5, 0.18 * text.count("\n") + 0.3]  # inches
+    labels, full = splits["train"].labels, splits["train"].values("full_length")
+    order = np.argsort(splits["train"].label_counts(), kind="stable")[-MOST_CLASSES:]
+    thick, edges = 0.8 / len(splits), 2 ** np.arange(2, 12.5, 0.5)
+    with matplotlib.rc_context(style), warnings.catch_warnings(action="ignore"):  # missing glyphs
+        figure = Figure(figsize=(12, sum(heights)), layout="constrained")
+        left, right, below = figure.subplot_mosaic("AB;CC", height_ratios=heights).values()
+        for i, (name, store) in enumerate(splits.items()):
+            share = 100 * store.label_counts()[order] / len(store)
+            left.barh(np.arange(len(order)) - i * thick, share, thick, label=name)
+            tokens = np.clip(store.values("full_length"), edges[0], edges[-1])
+            right.stairs(
+                100 * np.histogram(tokens, edges)[0] / len(store),
+                edges,
+                label=f"{name}, {len(store):,} rows",
+                lw=2,
+            )
+        left.set_yticks(np.arange(len(order)) - 0.4 + thick / 2, [labels[i][:30] for i in order])
+        left.set(title=classes, xlabel="% of the rows")
+        right.set_xscale("log", base=2)
+        cuts = [f"{cut}\ncuts\n{(full > cut).mean():.1%}" for cut in CUTS]
+        right.set_xticks([4, 8, 16, 32, *CUTS, 1024, 2048], [4, 8, 16, 32, *cuts, 1024, 2048])
+        right.set(title=lengths, ylabel="% of the rows")
+        left.legend()
+        right.legend()
+        below.axis("off")
+        below.text(0, 1, text, va="top", fontsize=9)
+        figure.savefig(path, dpi=110)

@@ -16,6 +16,7 @@ from torch import nn
 from training.config import TrainConfig
 from training.distributed import is_main
 from training.evaluation import Evaluation, report
+from training.report import remarks
 from training.tokens import TokenStore
 from training.tracking import Tracker
 
@@ -23,10 +24,11 @@ log = logging.getLogger("training")
 
 
 def describe_data(splits: dict[str, TokenStore | None], max_length: int) -> None:
-    """Rows, labels and lengths of each split, in the log."""
-    for name, store in splits.items():
-        if store is None:
-            continue
+    """Rows, labels and lengths of each split, and what is worth a look, in the log."""
+    if not is_main():
+        return
+    stores = {name: store for name, store in splits.items() if store is not None}
+    for name, store in stores.items():
         full = store.values("full_length")
         counts = store.label_counts()
         shown = ", ".join(
@@ -38,10 +40,8 @@ def describe_data(splits: dict[str, TokenStore | None], max_length: int) -> None
             "%s: %.0f tokens a row on average, %.1f %% longer than max_length %d and cut",
             name, full.mean(), 100 * (full > max_length).mean(), max_length,
         )  # fmt: skip
-        for note in store.meta["notes"]:
-            log.warning("%s: %s", name, note)
-        if store.meta["bad_rows"]:
-            log.warning("%s: %d bad rows left out", name, store.meta["bad_rows"])
+    for line in remarks(stores):
+        log.warning(line)
 
 
 def describe_model(model: nn.Module) -> None:
@@ -95,4 +95,7 @@ def finish(
         (run / "report.txt").write_text(text, encoding="utf-8")
         log.info("final report\n%s", text)
     (run / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    log.info("done: %s", run)
+    if facts["stopped"]:
+        log.info("stopped and saved after step %d; --run-name %s goes on", facts["step"], run.name)
+    else:
+        log.info("done: %s", run)

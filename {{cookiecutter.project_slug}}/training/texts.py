@@ -1,9 +1,18 @@
-"""Telling texts apart: numbers for equal texts, and a split that keeps equal texts together."""
+"""Telling texts apart: numbers for equal texts, a split that keeps them together, repeats."""
 
 import hashlib
+import itertools
+import math
 import unicodedata
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from training.tokens import TokenStore
+
+PART = 1 << 20  # rows compared at a time, so that memory does not grow with the rows
 
 
 def text_numbers(text: str) -> tuple[int, int]:
@@ -35,3 +44,36 @@ def split_mask(texts: np.ndarray, labels: np.ndarray, fraction: float, seed: int
     within = rows - np.repeat(before, sizes)
     taken = within <= np.repeat(np.round(totals * fraction), sizes)
     return np.isin(texts, unique[order][taken])
+
+
+def compare_texts(splits: dict[str, "TokenStore"]) -> tuple[Counter[Any], list[int]]:
+    """What is repeated, as counts, and the numbers of a few texts with different labels.
+
+    (a, a, kind): rows of split a beyond the first with their text; (a, b, kind): rows of b whose
+    text is in a. Kind: exact or folded. "texts" with different labels, and their "rows".
+    """
+    counts: Counter[Any] = Counter()
+    examples: list[int] = []
+    numbers = {name: store.values("folded") for name, store in splits.items()}
+    keys = np.random.default_rng(0).integers(2**63, size=len(splits["train"].labels))
+    parts = math.ceil(sum(map(len, splits.values())) / PART)
+    bounds = [2**64 * i // parts for i in range(parts + 1)]
+    for low, high in itertools.pairwise(bounds):  # all rows of a text are in the same part
+        rows = {k: np.flatnonzero((n >= low) & (n <= high - 1)) for k, n in numbers.items()}
+        for kind in ("exact", "folded"):
+            mine = {k: np.sort(s.values(kind, rows[k])) for k, s in splits.items()}
+            for a, b in itertools.combinations_with_replacement(splits, 2):
+                same = mine[a][1:] == mine[a][:-1] if a == b else np.isin(mine[b], mine[a])
+                counts[a, b, kind] += int(same.sum())
+        folded = np.concatenate([numbers[k][rows[k]] for k in splits])
+        labels = np.concatenate([s.label_ids(rows[k]) for k, s in splits.items()])
+        if labels.ndim == 2:  # a number for each set of labels
+            labels = np.einsum("ij,j->i", labels, keys)
+        order = np.argsort(folded)
+        folded, labels = folded[order], labels[order]
+        differ = (folded[1:] == folded[:-1]) & (labels[1:] != labels[:-1])
+        texts = np.unique(folded[1:][differ])
+        counts["texts"] += len(texts)
+        counts["rows"] += int(np.isin(folded, texts).sum())
+        examples += texts[:5].tolist()
+    return counts, examples[:5]
