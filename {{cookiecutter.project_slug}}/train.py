@@ -125,7 +125,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         log.info("resuming after step %d from %s", step, source)
 
     # -- ready -----------------------------------------------------------------------------------
-    on_main(lambda: runs.claim(run))
+    on_main(lambda: runs.claim(run, source))
     tracker = Tracker(run, config, is_main(), step)
     on_main(lambda: keep_bad_rows(run, splits))
     ddp = distributed.wrap(model, device)  # gives every rank the main process's weights
@@ -231,7 +231,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     stop.close()
     if not stopped and val is None:
         on_main(lambda: checkpoint.export(run / "best", model, tokenizer))
-    if not stopped and (run / "best").exists():
+    if on_main((run / "best").exists) and not stopped:
         on_main(lambda: load_weights(model, run / "best"))
         distributed.broadcast_weights(model)
     facts = {

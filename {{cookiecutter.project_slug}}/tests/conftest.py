@@ -74,7 +74,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 30,000 parameters in a folder, as it would come from the hub."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    from model import train_wordpiece
+    from training.wordpiece import train_wordpiece
 
     tokenizer = train_wordpiece(iter(text for text, _ in make_rows(300, seed=3)))
     config = BertConfig(

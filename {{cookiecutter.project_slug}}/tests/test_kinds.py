@@ -52,14 +52,14 @@ def test_same_numbers_and_predictions(
 ) -> None:
     """One rank and three agree; what predict.py says is what evaluation found."""
     make = label_rows if kind == "labels" else pair_rows
-    changes: dict[str, Any] = {
+    flags: dict[str, dict[str, Any]] = {
         "pairs": {"text_pair_column": "other"},
         "columns": {"text_column": ("text", "other")},
         "labels": {"multi_label": True, "metric": "micro_f1"},
-    }[kind]
+    }
     one = settings(
         train_file=(write(tmp_path / "train.jsonl", make(203, 1)),), run_name="1", dropout=0.0,
-        val_file=(write(tmp_path / "val.jsonl", make(20, 2)),), precision="fp64", **changes,
+        val_file=(write(tmp_path / "val.jsonl", make(20, 2)),), precision="fp64", **flags[kind],
     )  # fmt: skip
     three = replace(one, run_name="3", batch_size=4)
     ranks.run(1, jobs.run, one)

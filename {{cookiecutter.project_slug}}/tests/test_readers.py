@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import datetime
 import gzip
 import io
 import json
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from training.config import UserError
-from training.readers import BadRow, ReadOptions, ReadReport, Row, columns_of, expand_files
+from training.readers import BadRow, ReadOptions, ReadReport, Row, expand_files
 from training.readers import read_rows as read_files
 
 Pairs = list[tuple[str, str]]
@@ -89,7 +90,7 @@ def save(folder: Path, suffix: str, rows: Pairs) -> Path:
         return as_arrow(path, {"text": [t for t, _ in rows], "label": [label for _, label in rows]})
     if kind in ("csv", "quoted"):
         text = csv_text(rows)
-    elif kind in ("tsv", "tab", "txt"):
+    elif kind in ("tsv", "tab"):
         text = "".join(f"{t}\t{label}\n" for t, label in [("text", "label"), *rows])
     else:
         text = "".join(json.dumps({"text": t, "label": label}) + "\n" for t, label in rows)
@@ -103,7 +104,7 @@ def save(folder: Path, suffix: str, rows: Pairs) -> Path:
 
 @pytest.mark.parametrize(
     "suffix",
-    ".csv .tsv .tab .txt .jsonl .ndjson .json .parquet .arrow .feather .CSV .csv.gz .tsv.bz2 "
+    ".csv .tsv .tab .jsonl .ndjson .json .parquet .arrow .feather .CSV .csv.gz .tsv.bz2 "
     ".jsonl.xz .csv.GZ".split(),
 )
 def test_strings_are_verbatim_in_every_format(tmp_path: Path, suffix: str) -> None:
@@ -123,7 +124,6 @@ def test_strings_are_verbatim_in_every_format(tmp_path: Path, suffix: str) -> No
     assert [row.line for row in found] == list(range(first, first + len(rows)))
     assert (report.rows, report.lines) == (len(rows), len(rows) + first - 1)
     assert {row.file for row in found} == {str(path)} and {row.pair for row in found} == {None}
-    assert columns_of(path, ReadOptions()) == ["text", "label"]
     assert not report.notes and not report.bad_rows
 
 
@@ -160,19 +160,25 @@ def test_other_columns_of_parquet_are_refused_by_name(tmp_path: Path, kind: str)
     kinds = {"list": pa.list_(pa.string()), "struct": pa.struct({"a": pa.string()})}
     nothing = pa.array([None, None], kinds.get(kind) or getattr(pa, kind)())
     path = as_arrow(tmp_path / "a.parquet", {"text": ["a", "b"], "label": nothing})
-    message = error(path)
-    assert message.startswith(f"{path}:1: column 'label' holds ")
-    assert ("--multi-label" if kind == "list" else "write it as text") in message
-    assert ("Int64" in message) == (kind == "float64")
+    number = {"float64": 1.5, "bool_": True, "null": None, "binary": b"x", "list": ["x"]}
+    value = {"date32": datetime.date(2024, 1, 1), "struct": {"a": "x"}, **number}[kind]
+    values = pa.array([value, value], nothing.type)
+    assert f"{path}:1 'label' is " in error(path)
+    path = as_arrow(tmp_path / "b.parquet", {"text": ["a", "b"], "label": values})
+    for options in (OPTIONS, SKIP):  # a column of them leaves no row
+        message = error(path, options)
+        assert message.startswith("2 of 2 rows are bad; mend them:\n")
+        assert f"{path}:1 'label' is " in message and "not text or an integer" in message
+        assert "--multi-label" in message
 
 
 def test_null_and_empty_in_parquet_are_bad_rows(tmp_path: Path) -> None:
     columns = {"text": ["a", None, " ", "d", "e"], "label": ["x", "x", "x", None, ""]}
     reasons = skipped(as_arrow(tmp_path / "a.parquet", columns))
     assert reasons == [
-        (2, "'text' is null"),
+        (2, "'text' is null, not text or an integer; several labels need --multi-label"),
         (3, "empty text"),
-        (4, "'label' is null"),
+        (4, "'label' is null, not text or an integer; several labels need --multi-label"),
         (5, "empty label"),
     ]
 
@@ -201,10 +207,10 @@ def test_jsonl_rows_that_cannot_be_used_are_named(write: Write) -> None:
     assert list(reasons) == list(range(2, 19))
     assert (report.rows, report.bad_row_count, report.lines) == (2, 17, 21)
     for line, part in {
-        2: "blank line", 3: "'label' is not a whole number", 4: "broken JSON: Unterminated string",
-        5: "not a JSON object", 6: "no key 'label'", 7: "'label' is null", 8: "not a whole",
-        9: "key 'text' is there twice", 10: "true or false", 11: "--multi-label", 12: "surrogate",
-        13: "too deep", 14: "digits", 15: "empty text", 16: "empty label", 17: "Extra data",
+        2: "blank line", 3: "'label' is float", 4: "broken JSON: Unterminated string",
+        5: "not a JSON object", 6: "no key 'label'", 7: "'label' is null", 8: "'text' is float",
+        9: "key 'text' is there twice", 10: "'label' is bool", 11: "--multi-label", 12: "surrogate",
+        13: "recursion", 14: "digits", 15: "empty text", 16: "empty label", 17: "Extra data",
         18: "not a JSON object",
     }.items():  # fmt: skip
         assert part in reasons[line], line
@@ -244,15 +250,14 @@ def test_csv_follows_rfc_4180(write: Write) -> None:
     ]
     assert [tuple(bad)[1:3] for bad in report.bad_rows] == [(6, "empty text")]
     assert report.lines == 6
-    assert report.notes == [f"{path}: 1 rows have several lines, up to 3"]
+    assert report.notes == [f"{path}: 1 rows have several lines; lines 3 to 5 are one row"]
 
 
 def test_tsv_is_raw_and_quoting_is_a_choice(write: Write) -> None:
     path = write("a.tsv", 'text\tlabel\n5" screen\tx\n"alone\ty\n"both ""sides"""\tz\n')
     rows, report = read(path)
     assert [row.text for row in rows] == ['5" screen', '"alone', '"both ""sides"""']
-    assert "1 rows have fields in double quotes" in report.notes[0]
-    assert "--tsv-quoting" in report.notes[0] and len(report.notes) == 1
+    assert report.lines == 4 and not report.notes
     quoted = replace(ReadOptions(), tsv_quoting=True)
     assert pairs(write("b.tsv", 'text\tlabel\n"a ""b""\tc\nd"\tx\n'), quoted) == [
         ('a "b"\tc\nd', "x")
@@ -264,19 +269,18 @@ def test_a_quote_that_swallows_rows_is_called_out(write: Write) -> None:
     path = write("a.csv", "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
     found, report = read(path, SKIP)
     assert [row.text for row in found] == ["a", "b,1\nc,0\nd,1\ne", "f"]
-    assert report.notes[1].startswith(
-        f"{path}: lines 3 to 6 are one row; there seem to be rows inside"
-    )
+    rows_inside = "are one row, and seem to be rows: is a quote missing?"
+    assert report.notes == [f"{path}: 1 rows have several lines; lines 3 to 6 {rows_inside}"]
     none_seen = read(write("b.csv", 'text,label\n"a,1\nb,2\nc",3\n'))[1]
-    assert "lines 2 to 4 are one row; there seem to be rows inside" in none_seen.notes[1]
-    # A label that other rows have tells one swallowed row from a comma in a text.
-    one = write("c.csv", 'text,label\na,1\n"b,1\nc",0\n"Hello, you\nthere",1\n')
-    notes = read(one)[1].notes
-    assert len(notes) == 2 and notes[1].startswith(f"{one}: lines 3 to 4 are one row; there seem")
-    poem = csv_text([("Rose, rose\nred\n" * 3, "0"), ("line\n" * 150, "1")])
-    found, report = read(write("poem.csv", poem))
-    assert len(found) == 2 and len(report.notes) == 2
-    assert report.notes[1].endswith("lines 9 to 159 are one row")
+    assert none_seen.notes[0].endswith(f"; lines 2 to 4 {rows_inside}")
+    poem = csv_text([("Rose, rose\nred\n" * 3, "0"), ("line\n" * 150, "1"), ("a\nb", "1")])
+    path = write("poem.csv", poem)
+    found, report = read(path)
+    assert len(found) == 3
+    assert report.notes == [f"{path}: 3 rows have several lines; lines 9 to 159 are one row"]
+    # Rows inside a row say more than its length.
+    report = read(write("both.csv", poem + '"b,1\nc,0\nd",1\n'))[1]
+    assert report.notes[0].endswith(f"4 rows have several lines; lines 162 to 164 {rows_inside}")
 
 
 def test_quotes_that_break_csv(write: Write) -> None:
@@ -285,7 +289,7 @@ def test_quotes_that_break_csv(write: Write) -> None:
     reasons = skipped(bad)
     assert [line for line, _ in reasons] == [2, 4, 7, 8]
     assert reasons[0][1].startswith("text after a closing quote;")
-    assert "text after a closing quote, so lines 4 to 5 are no rows" in reasons[1][1]
+    assert reasons[1][1] == reasons[0][1] + "; lines 4 to 5 are no rows"
     assert reasons[2][1] == "a carriage return outside quotes"
     assert reasons[3][1] == "blank line"
     for options in (ReadOptions(), SKIP):  # the rows behind it cannot be told apart
@@ -299,7 +303,7 @@ def test_a_huge_field_is_read_and_an_endless_one_refused(
     long = "x" * 300_000
     assert pairs(write("a.csv", csv_text([(long, "1")]))) == [(long, "1")]
     monkeypatch.setattr("training.formats.FIELD_LIMIT", 1000)
-    assert "exceeds 1,000 characters" in error(write("b.csv", csv_text([("a", "1"), (long, "1")])))
+    assert "is endless" in error(write("b.csv", csv_text([("a", "1"), (long, "1")])))
 
 
 # -- shape ---------------------------------------------------------------------------------------
@@ -358,21 +362,20 @@ def test_missing_columns_name_what_is_there(write: Write, tmp_path: Path) -> Non
     assert pairs(path, ReadOptions(label_column="Label ")) == [("a", "x")]
     assert "set --text-column" in error(path, ReadOptions(text_columns=("question",)))
     assert "set --text-pair-column" in error(path, ReadOptions(text_pair_column="other"))
-    assert "--delimiter ';'" in error(write("b.csv", "text;label\na;x\n"))
+    assert "it has 'text;label'; set --text-column; in CSV and TSV also --delimiter" in error(
+        write("b.csv", "text;label\na;x\n")
+    )
     assert "--no-header" in error(write("c.csv", "a,x\nb,y\n"))
-    assert "carriage returns" in error(write("d.tsv", "text\tlabel\ra\tx\rb\ty\r"))
+    assert r"it has 'text', 'label\ra'" in error(write("d.tsv", "text\tlabel\ra\tx\rb\ty\r"))
     assert "carriage return" in error(write("d.csv", "text,label\ra,x\rb,y\r"))
-    assert "2 columns named 'text'" in error(write("e.csv", "text,text,label\na,b,x\n"))
-    assert "the first line is blank" in error(write("f.csv", "\ntext,label\na,x\n"))
+    assert "2 columns 'text'" in error(write("e.csv", "text,text,label\na,b,x\n"))
+    assert pairs(write("f.csv", "\ntext,label\na,x\n")) == [("a", "x")]
     parquet = as_arrow(tmp_path / "a.parquet", {"text": ["a"], "Label": ["x"]})
     assert "no column 'label', did you mean Label?" in error(parquet)
     jsonl = write("a.jsonl", '{"text": "a", "labels": "x"}\n' * 500)
-    seen: list[BadRow] = []
-    with pytest.raises(UserError) as caught:
-        list(read_files([jsonl], SKIP, ReadReport(on_bad_row=seen.append)))
-    message = str(caught.value)
-    assert len(seen) == 100  # enough to know
-    assert message.startswith(f"{jsonl} has no column 'label', did you mean labels?; it has 'text'")
+    lines = error(jsonl, SKIP).split("\n")
+    assert lines[0] == "500 of 500 rows are bad; mend them:" and len(lines) == 11
+    assert lines[1].startswith(f"{jsonl}:1 no key 'label': ") and "labels" in lines[1]
 
 
 def test_files_without_a_header_number_columns_from_1(write: Write) -> None:
@@ -383,7 +386,6 @@ def test_files_without_a_header_number_columns_from_1(write: Write) -> None:
             ("x", 1),
             ("y", 1 + content.count("\n", 0, -4)),
         ]
-        assert columns_of(write(name, content), options) == ["1", "2"]
         assert report.lines == content.count("\n")
     assert "numbered from 1" in error(
         write("a.csv", "x,a\n"), replace(options, text_columns=("text",))
@@ -412,8 +414,8 @@ def test_plain_text_for_prediction(write: Write) -> None:
         ("two  ", None, None, 3),
     ]
     assert [(bad.line, bad.reason) for bad in report.bad_rows] == [(2, "blank line")]
-    assert "begins with a header" in error(write("a.txt", "text\tlabel\na\tx\n"), TEXTS_ONLY)
-    tabs = replace(TEXTS_ONLY, delimiter="\t")
+    assert "no column 'label'; it has 'text'" in error(write("a.txt", "a\tx\n"))
+    tabs = replace(TEXTS_ONLY, delimiter="\t")  # makes a table of it
     assert [row.text for row in read(write("a.txt", "text\tlabel\na\tx\n"), tabs)[0]] == ["a"]
     assert pairs(write("a.csv", "label,text\nx,a\n"), TEXTS_ONLY) == [("a", None)]
     assert pairs(write("a.jsonl", '{"text": "a"}\n'), TEXTS_ONLY) == [("a", None)]
@@ -438,7 +440,7 @@ def test_several_text_columns_and_pairs(tmp_path: Path) -> None:
             ("T [SEP] a", "p", "x"),
             (" [SEP] b", "p", "y"),
         ]
-        assert [bad.reason for bad in report.bad_rows] == ["empty text", "empty 'other'"]
+        assert [bad.reason for bad in report.bad_rows] == ["empty title, text", "empty other"]
 
 
 def test_several_labels(write: Write, tmp_path: Path) -> None:
@@ -464,7 +466,7 @@ def test_several_labels(write: Write, tmp_path: Path) -> None:
             tuple(map(str, each)) for each in label if each is not None
         ]
     floats = as_arrow(tmp_path / "a.parquet", {"text": ["t"], "label": [[1.5]]})
-    assert "column 'label' holds list" in error(floats, options)
+    assert f"{floats}:1 'label' is float" in error(floats, options)
 
 
 # -- encodings -----------------------------------------------------------------------------------
@@ -481,7 +483,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("encoding", [*SAMPLES, "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("encoding", [*SAMPLES, "utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_another_encoding_is_an_error_that_suggests_it(
     tmp_path: Path, encoding: str, suffix: str
@@ -497,7 +499,9 @@ def test_another_encoding_is_an_error_that_suggests_it(
     path = tmp_path / f"other{suffix}"
     path.write_bytes(data)
     message = error(path)
-    assert message.endswith(f"pass --encoding {encoding}"), message
+    suggested = "utf-16-le" if encoding == "utf-16" else encoding
+    assert message.endswith(f"pass --encoding {suggested}"), message
+    assert pairs(path, ReadOptions(encoding=suggested)) == rows
     if encoding in SAMPLES:
         offset = next(i for i in range(len(data)) if data[i] > 127)
         line = data[:offset].count(b"\n") + 1
@@ -521,7 +525,6 @@ def test_a_byte_order_mark_is_accepted(write: Write, encoding: str) -> None:
     path = write("a.csv", (mark + '"text",label\n正,x\n').encode(encoding))
     options = ReadOptions(encoding="utf-8" if encoding == "utf-8-sig" else encoding)
     assert pairs(path, options) == [("正", "x")]
-    assert columns_of(path, options) == ["text", "label"]
 
 
 def test_the_offset_is_right_far_into_a_compressed_file(write: Write) -> None:
@@ -547,7 +550,13 @@ def test_the_suggestion_looks_beyond_the_block_that_holds_the_wrong_byte(write: 
 def test_ascii_is_not_taken_for_utf_16(write: Write) -> None:
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
         message = error(write("a.csv", "text,label\na,x\n"), ReadOptions(encoding=encoding))
-        assert message.endswith(f"this is utf-8, not {encoding}: pass --encoding utf-8")
+        assert message.endswith(f"this is not {encoding}: pass --encoding utf-8")
+
+
+def test_a_mark_read_as_something_else_is_seen(write: Write) -> None:
+    for mark, name in (("utf-8-sig", "utf-8"), ("utf-16", "utf-16-le")):
+        path = write("a.csv", "text,label\na,x\n".encode(mark))
+        assert error(path, ReadOptions(encoding="latin-1")).endswith(f"pass --encoding {name}")
 
 
 def test_unknown_encodings(write: Write) -> None:
@@ -555,6 +564,9 @@ def test_unknown_encodings(write: Write) -> None:
     for wrong in ("gbk2", "base64", "", "\0", "utf-9"):
         assert f"--encoding {wrong!r} is not known" in error(path, ReadOptions(encoding=wrong))
     assert "did you mean" in error(path, ReadOptions(encoding="gb18300"))
+    other = write("b.csv", b"text,label\n\xd6,x\n")
+    for odd in ("punycode", "idna", "utf-7", "utf-32"):
+        assert str(other) in error(other, ReadOptions(encoding=odd))
 
 
 def test_nul_characters_are_kept(write: Write) -> None:
@@ -592,20 +604,11 @@ def test_offsets_beyond_the_data_of_an_arrow_file_are_no_crash(tmp_path: Path) -
     assert error(path).startswith(f"{path}: unreadable .arrow file: ")
 
 
-@pytest.mark.parametrize(
-    "content, what",
-    [(gzip.compress(b"a"), "gzip"), (bz2.compress(b"a"), "bzip2"), (lzma.compress(b"a"), "xz"),
-     (b"PK\x03\x04abc", "Excel")],
-)  # fmt: skip
-def test_files_that_are_something_else(write: Write, content: bytes, what: str) -> None:
-    assert what in error(write("a.csv", content), ReadOptions(encoding="latin-1"))
-
-
 def test_unsupported_suffixes(write: Write) -> None:
     for name in ("a.xlsx", "a", "a.gz", "a.csv.zip", "a.parquet.gz"):
         message = error(write(name, "x"))
         assert ".csv .tsv" in message and ".parquet" in message and "\n" not in message
-    assert "one object a line" in error(write("a.json", '[\n{"text": "a", "label": "x"}\n]'), SKIP)
+    assert "one object on one line" in error(write("a.json", '[\n{"text": "a", "label": "x"}\n]'))
 
 
 def test_expand_files(tmp_path: Path) -> None:
@@ -626,12 +629,10 @@ def test_expand_files(tmp_path: Path) -> None:
         names("bb.csv")
     with pytest.raises(FileNotFoundError, match=r"no file '.*x\*.csv'"):
         names("x*.csv")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'"):
+    with pytest.raises(FileNotFoundError, match=r"no file '.*nowhere"):
         names("nowhere/a.csv")
     with pytest.raises(UserError, match="is a folder"):
         names("sub")
-    with pytest.raises(UserError, match="named 2 times"):
-        names("a.csv", "*.csv")
 
 
 def test_several_files_are_counted_together(write: Write) -> None:

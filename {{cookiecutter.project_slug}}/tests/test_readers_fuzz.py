@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from training.config import UserError
-from training.readers import ReadOptions, ReadReport, Row, columns_of, read_rows
+from training.readers import ReadOptions, ReadReport, Row, read_rows
 
 # A database is left out: tests leave nothing behind. The folder is shared between examples.
 exact = settings(
@@ -160,7 +160,3 @@ def test_any_bytes_end_in_rows_or_in_an_error(
     else:
         assert rows and len(rows) == report.rows
         assert report.bad_row_count == 0 or options.on_bad_rows == "skip"
-    try:
-        columns_of(path, options)
-    except UserError as error:
-        assert str(error).startswith(str(path))

@@ -15,9 +15,10 @@ from training import tokenise
 from training.cache import cached
 from training.config import TrainConfig, UserError
 from training.encoding import Encoder
+from training.labels import sorted_labels
 from training.sampler import MicroBatch
 from training.texts import split_mask, text_numbers
-from training.tokenise import open_splits, prepare_tokenizer, sorted_labels
+from training.tokenise import open_splits, prepare_tokenizer
 
 Settings = Callable[..., TrainConfig]
 LONG = " ".join(["cat dog horse"] * 40)

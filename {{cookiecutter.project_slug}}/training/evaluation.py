@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn import metrics as sk
 from torch import nn
 from tqdm import tqdm
 
@@ -120,6 +119,8 @@ def row_losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def compute_metrics(logits: Any, truth: Any) -> dict[str, float]:
     """loss, accuracy and F1. For multi-label, accuracy counts rows with every label right."""
+    from sklearn import metrics as sk  # here: its second must not delay the first step
+
     predicted = predictions(logits, multi_label=truth.ndim == 2)
     f1 = {
         f"{average}_f1": float(sk.f1_score(truth, predicted, average=average, zero_division=0))
@@ -135,6 +136,8 @@ def compute_metrics(logits: Any, truth: Any) -> dict[str, float]:
 
 def confusion(result: Evaluation) -> np.ndarray:
     """Rows of true label i that were given label j: (labels, labels)."""
+    from sklearn import metrics as sk
+
     return sk.confusion_matrix(
         result.truth, result.predicted(), labels=np.arange(len(result.labels))
     )
@@ -142,6 +145,8 @@ def confusion(result: Evaluation) -> np.ndarray:
 
 def report(result: Evaluation) -> str:
     """Precision, recall, F1 and support of every class, and the confusion matrix, as text."""
+    from sklearn import metrics as sk
+
     text = sk.classification_report(
         result.truth,
         result.predicted(),

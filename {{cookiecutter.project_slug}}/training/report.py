@@ -1,7 +1,4 @@
-"""What is in the rows: classes, repeats, contradictions, leaks, lengths, and what they suggest.
-
-It is all counted on the arrays of the token store: seconds for millions of rows.
-"""
+"""What is in the rows, from the token store's arrays alone: seconds for millions of rows."""
 
 import argparse
 import itertools
@@ -23,12 +20,11 @@ from training.texts import compare_texts, text_numbers
 if TYPE_CHECKING:  # it brings torch, and a mistyped flag is answered without
     from training.tokens import TokenStore
 
-CUTS = (64, 128, 256, 512)
 MOST_CLASSES = 30
-COVERED = 99  # percent of the rows that the suggested max_length leaves whole
 FORWARD_TOKENS = 8192  # of the suggested batch_size: enough to keep a GPU busy
 FOLDED = "after folding case, width and spaces"
 Splits = dict[str, "TokenStore"]
+Sections = dict[str, list[str]]
 
 
 def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
@@ -47,10 +43,10 @@ def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
     counts, contradicting = compare_texts(splits)
     for other, name in itertools.combinations_with_replacement(splits, 2):
         exact, folded = counts[other, name, "exact"], counts[other, name, "folded"]
+        what = "repeat a text of the same split" if name == other else f"are also in {other}"
         if folded:
-            what = "repeat a text of the same split" if name == other else f"are also in {other}"
-            share = folded / len(splits[name])
-            lines.append(f"{name}: {exact:,} rows {what}, {folded:,} {FOLDED} ({share:.1%})")
+            share = f"{folded / len(splits[name]):.1%}"
+            lines.append(f"{name}: {exact:,} rows {what}, {folded:,} ({share}) {FOLDED}")
     if texts := counts["texts"]:
         lines.append(f"{texts:,} texts, of {counts['rows']:,} rows, have different labels")
     return lines + [_example(splits, tokenizer, n) for n in contradicting if tokenizer]
@@ -61,16 +57,14 @@ def _example(splits: Splits, tokenizer: Any, number: int) -> str:
     text, found = "", []
     for name, store in splits.items():
         rows = np.flatnonzero(store.values("folded") == number)
-        if not len(rows):
-            continue
-        if not text:
+        if len(rows) and not text:
             one = rows[store.values("exact", rows).argmin()]  # in any order of rows the same
             ids = store.inputs(np.array([one]))["input_ids"][0]
-            text = tokenizer.decode(ids, skip_special_tokens=True)
-        for label, n in Counter(map(tuple, store.label_ids(rows).reshape(len(rows), -1))).items():
+            text = " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
+        for label, n in Counter(map(tuple, np.atleast_2d(store.label_ids(rows).T).T)).items():
             of = np.flatnonzero(label) if store.multi_label else label
             names = " + ".join(store.labels[i] for i in of) or "no label"
-            found.append(f"{n} x {names} in {name}")
+            found.append(f"{n} x {names!r} in {name}")
     return f"  {text[:60]}{'...' * (len(text) > 60)}: {', '.join(sorted(found))}"
 
 
@@ -79,11 +73,10 @@ def _example(splits: Splits, tokenizer: Any, number: int) -> str:
 
 def main() -> None:
     """Print the report, and write `data_report.txt` and `data_report.png`."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--report", nargs="?", const=".", type=Path)
+    usage = "python data.py --report [FOLDER] [flags of train.py]"
+    parser = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
+    parser.add_argument("--report", nargs="?", const=".", type=Path, required=True)
     given, flags = parser.parse_known_args()
-    if given.report is None:
-        sys.exit("usage: python data.py --report [FOLDER] [flags of train.py]")
     config = parse_args(flags)
 
     import data  # only now the slow imports
@@ -109,11 +102,9 @@ def main() -> None:
         sys.exit(f"data.py: {error}")
 
 
-def describe(
-    config: TrainConfig, splits: Splits, tokenizer: Any, longest: int
-) -> dict[str, list[str]]:
+def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> Sections:
     """The lines of the report by title. `longest`: the most tokens that may be suggested."""
-    labels, cuts = splits["train"].labels, sorted({*CUTS, config.max_length})
+    labels, cuts = splits["train"].labels, sorted({64, 128, 256, 512, config.max_length})
     counts = {name: store.label_counts() for name, store in splits.items()}
     row = "{:>22}" * len(splits)
     classes = [row.format(*(f"{name} {len(store):,}" for name, store in splits.items()))]
@@ -126,18 +117,15 @@ def describe(
     lengths = [row.format(*titles)]
     for name, store in splits.items():
         full = store.values("full_length")
-        points = np.percentile(full, (50, 90, 99, 100), method="higher")
-        shares = [f"{(full > cut).mean():.1%}" for cut in cuts]
-        lengths.append(
-            row.format(name, f"{full.mean():,.1f}", *(f"{n:,}" for n in points), *shares)
-        )
+        points = np.percentile(full, (50, 90, 99, 100), method="inverted_cdf")
+        cells = [*(f"{n:,}" for n in points), *(f"{(full > cut).mean():.1%}" for cut in cuts)]
+        lengths.append(row.format(name, f"{full.mean():,.1f}", *cells))
     lengths.append("train rows with up to so many tokens, and more than half as many")
     full = splits["train"].values("full_length")
     bars = np.bincount(np.ceil(np.log2(np.maximum(full, 1))).astype(int)) / len(full)
     lengths += [f"{2**i:>8,}{s:>8.1%} {'#' * round(60 * s)}" for i, s in enumerate(bars) if s]
-    files = " ".join(Path(file).name for file in config.train_file)
     return {
-        f"{files}: rows of each of the {len(labels)} classes": classes,
+        f"{Path(config.train_file[0]).name}: {len(labels)} classes": classes,
         "Tokens of a row, special ones included": lengths,
         "Worth a look": remarks(splits, tokenizer) or ["nothing found"],
         "Suggestions": suggestions(config, splits["train"], longest),
@@ -151,15 +139,15 @@ def suggestions(config: TrainConfig, train: "TokenStore", longest: int) -> list[
     from training.sampler import BatchPlan
 
     full, ranks = train.values("full_length"), max(1, torch.accelerator.device_count())
-    needed = -(-max(8, int(np.percentile(full, COVERED, method="higher"))) // 8) * 8
+    needed = -(-max(8, int(np.percentile(full, 99, method="inverted_cdf"))) // 8) * 8
     length, sizes = min(needed, longest), batch_sizes(config, ranks)
     share = math.ceil(sizes.global_batch_size / ranks)
     rows = max(1, min(FORWARD_TOKENS // length, share))
     lines = [
         f"--max-length {length}: {(full <= length).mean():.1%} of the train rows stay whole"
-        + f"; {COVERED} % would need {needed:,}" * (length < needed),
-        f"--batch-size {1 << rows.bit_length() - 1}: of {FORWARD_TOKENS:,} tokens and a rank's share"
-        f" of {share} rows, the less; lower it when memory runs out, the result stays the same",
+        + f"; 99 % would need {needed:,}" * (length < needed),
+        f"--batch-size {1 << rows.bit_length() - 1}: a rank has {share} rows a step, and a forward "
+        f"should have up to {FORWARD_TOKENS:,} tokens; out of memory? Lower it, the result stays",
     ]
     for flag in ("--group-by-length", "--no-group-by-length"):
         plan = BatchPlan(train, sizes, seed=config.seed, group_by_length=flag[2] == "g",
@@ -168,12 +156,11 @@ def suggestions(config: TrainConfig, train: "TokenStore", longest: int) -> list[
         used, all_ = np.sum([(m.step_tokens, m.step_padded_tokens) for m in steps], axis=0)
         lines.append(f"{flag}: {1 - used / all_:.1%} of what is computed is padding")
     total = config.max_steps or config.epochs * plan.steps_per_epoch
-    lines.append(f"steps: {total:,}, {plan.steps_per_epoch:,} an epoch; rows in each: "
-                 f"{sizes.global_batch_size}; ranks: {ranks}")  # fmt: skip
-    return lines
+    return [*lines, f"steps: {total:,}, {plan.steps_per_epoch:,} an epoch; rows in each: "
+                    f"{sizes.global_batch_size}; ranks: {ranks}"]  # fmt: skip
 
 
-def draw(splits: Splits, sections: dict[str, list[str]], path: Path) -> None:
+def draw(splits: Splits, sections: Sections, path: Path) -> None:
     """The classes, the lengths, and what the report says of them, in one picture."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -181,13 +168,13 @@ def draw(splits: Splits, sections: dict[str, list[str]], path: Path) -> None:
 
     cjk = re.compile(".*Sans.*CJK|SimHei|.*YaHei|PingFang|Heiti|WenQuanYi|Hiragino Sans|Malgun")
     fonts = sorted(filter(cjk.match, {font.name for font in fontManager.ttflist}))
-    style = {"font.family": ["DejaVu Sans", *fonts], "text.parse_math": False}
+    style: Any = {"font.family": ["DejaVu Sans", *fonts], "text.parse_math": False}
     classes, lengths, *titles = sections
-    said = [line for title in titles for line in (title, *("  " + s for s in sections[title]))]
+    said = [line for title in titles for line in ("", title, *sections[title])]
     text = "\n".join(textwrap.fill(line, 140, subsequent_indent="      ") for line in said)
-    heights = [5, 0.18 * text.count("\n") + 0.3]  # inches
-    labels, full = splits["train"].labels, splits["train"].values("full_length")
-    order = np.argsort(splits["train"].label_counts(), kind="stable")[-MOST_CLASSES:]
+    heights = [5, 0.18 * text.count("\n")]  # inches
+    train, full = splits["train"], splits["train"].values("full_length")
+    order = np.argsort(train.label_counts(), kind="stable")[-MOST_CLASSES:]
     thick, edges = 0.8 / len(splits), 2 ** np.arange(2, 12.5, 0.5)
     with matplotlib.rc_context(style), warnings.catch_warnings(action="ignore"):  # missing glyphs
         figure = Figure(figsize=(12, sum(heights)), layout="constrained")
@@ -196,18 +183,16 @@ def draw(splits: Splits, sections: dict[str, list[str]], path: Path) -> None:
             share = 100 * store.label_counts()[order] / len(store)
             left.barh(np.arange(len(order)) - i * thick, share, thick, label=name)
             tokens = np.clip(store.values("full_length"), edges[0], edges[-1])
-            right.stairs(
-                100 * np.histogram(tokens, edges)[0] / len(store),
-                edges,
-                label=f"{name}, {len(store):,} rows",
-                lw=2,
-            )
-        left.set_yticks(np.arange(len(order)) - 0.4 + thick / 2, [labels[i][:30] for i in order])
+            share = 100 * np.histogram(tokens, edges)[0] / len(store)
+            right.stairs(share, edges, label=f"{name}, {len(store):,} rows", lw=2)
+        left.set_yticks(
+            np.arange(len(order)) - 0.4 + thick / 2, [train.labels[i][:30] for i in order]
+        )
         left.set(title=classes, xlabel="% of the rows")
         right.set_xscale("log", base=2)
-        cuts = [f"{cut}\ncuts\n{(full > cut).mean():.1%}" for cut in CUTS]
-        right.set_xticks([4, 8, 16, 32, *CUTS, 1024, 2048], [4, 8, 16, 32, *cuts, 1024, 2048])
-        right.set(title=lengths, ylabel="% of the rows")
+        right.set_xticks(edges[2::2], [f"{n:.0f}\n{(full > n).mean():.1%}" for n in edges[2::2]])
+        xlabel = "tokens, and how many of the train rows have more"
+        right.set(title=lengths, xlabel=xlabel, ylabel="% of the rows")
         left.legend()
         right.legend()
         below.axis("off")

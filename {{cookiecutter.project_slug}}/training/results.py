@@ -35,7 +35,10 @@ def describe_data(splits: dict[str, TokenStore | None], max_length: int) -> None
             f"{label} {n:,}" for label, n in list(zip(store.labels, counts, strict=True))[:12]
         )
         more = f", and {len(counts) - 12} more" if len(counts) > 12 else ""
-        log.info("%s: %s rows, %d labels (%s%s)", name, f"{len(store):,}", len(counts), shown, more)
+        read = f"{store.meta['rows']:,} rows from {store.meta['lines']:,} lines"
+        if store.subset is not None:
+            read = f"{len(store):,} of {read}"
+        log.info("%s: %s, %d labels (%s%s)", name, read, len(counts), shown, more)
         log.info(
             "%s: %.0f tokens a row on average, %.1f %% longer than max_length %d and cut",
             name, full.mean(), 100 * (full > max_length).mean(), max_length,

@@ -1,6 +1,7 @@
 """A run's folder: its name, who may write to it, and what it can be resumed from."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -58,8 +59,11 @@ def _check_writable(run: Path) -> None:
         raise UserError(f"cannot write the run folder {run}: no permission in {parent}")
 
 
-def claim(run: Path) -> None:
-    """Create the folder and keep other runs out of it. Errors: UserError when one is in there."""
+def claim(run: Path, source: Path | None) -> None:
+    """Create the folder and keep other runs out of it. Errors: UserError when one is in there.
+
+    A run that continues another one, from the checkpoint `source`, takes over its best weights.
+    """
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock = FileLock(run / ".lock", blocking=False)
@@ -70,6 +74,10 @@ def claim(run: Path) -> None:
         raise UserError(f"cannot write the run folder {run}: {error.strerror}") from None
     _locks.append(lock)
     checkpoint.recover(run / "best")
+    if source is not None and not (run / "best").exists():
+        best = source.parent.parent / "best"
+        if source.parent.name == "checkpoints" and checkpoint.problem_of(best) is None:
+            shutil.copytree(best, run / "best")
 
 
 def release() -> None:

@@ -10,7 +10,7 @@ permutation that gives any position directly. A resumed run asks for its window 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import DistributedSampler
@@ -42,6 +42,16 @@ class MicroBatch:
     step_rows: int
     step_tokens: int
     step_padded_tokens: int  # tokens computed, padding included
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To loader workers and back as plain values: they pickle in half the time of arrays."""
+        rows, weight, *rest = vars(self).values()
+        return _micro_batch, (rows.tobytes(), weight.tobytes(), *rest)
+
+
+def _micro_batch(rows: bytes, weight: bytes, *rest: Any) -> MicroBatch:
+    return MicroBatch(np.frombuffer(bytearray(rows), np.int64),
+                      np.frombuffer(bytearray(weight), np.float64), *rest)  # fmt: skip
 
 
 def shuffled(positions: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:

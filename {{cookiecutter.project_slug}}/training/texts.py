@@ -63,7 +63,7 @@ def compare_texts(splits: dict[str, "TokenStore"]) -> tuple[Counter[Any], list[i
         for kind in ("exact", "folded"):
             mine = {k: np.sort(s.values(kind, rows[k])) for k, s in splits.items()}
             for a, b in itertools.combinations_with_replacement(splits, 2):
-                same = mine[a][1:] == mine[a][:-1] if a == b else np.isin(mine[b], mine[a])
+                same = mine[a][1:] == mine[a][:-1] if a == b else _times(mine[b], mine[a]) > 0
                 counts[a, b, kind] += int(same.sum())
         folded = np.concatenate([numbers[k][rows[k]] for k in splits])
         labels = np.concatenate([s.label_ids(rows[k]) for k, s in splits.items()])
@@ -74,6 +74,12 @@ def compare_texts(splits: dict[str, "TokenStore"]) -> tuple[Counter[Any], list[i
         differ = (folded[1:] == folded[:-1]) & (labels[1:] != labels[:-1])
         texts = np.unique(folded[1:][differ])
         counts["texts"] += len(texts)
-        counts["rows"] += int(np.isin(folded, texts).sum())
+        counts["rows"] += int(_times(texts, folded).sum())
         examples += texts[:5].tolist()
     return counts, examples[:5]
+
+
+def _times(wanted: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """How often each of `wanted` is in the sorted `ordered`. np.isin takes 50 times as long."""
+    ends = np.searchsorted(ordered, wanted, "right")
+    return ends - np.searchsorted(ordered, wanted, "left")

@@ -8,86 +8,34 @@ import inspect
 import itertools
 import json
 import logging
-import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from training.cache import cached, key_of
-from training.config import FROM_SCRATCH, TrainConfig, UserError, near
+from training.config import FROM_SCRATCH, TrainConfig, UserError
 from training.encoding import Encoded, Encoder
+from training.labels import LabelIds, SourceRow, sorted_labels
 from training.texts import text_numbers
 from training.tokens import ARRAYS, TokenStore
 
 log = logging.getLogger("training")
-VERSION = 1  # of the files' format
-CHUNK = 2000  # rows tokenised at a time
+VERSION = 2  # of the files' format
+CHUNK, CHARACTERS = 1000, 1 << 20  # tokenised at a time: the most rows, and about the most text
+PART = 4096  # rows whose labels get their final ids at a time
 # The settings that decide what a row is.
 SETTINGS = (
     "max_length truncate text_column text_pair_column label_column multi_label label_separator "
     "delimiter encoding tsv_quoting header on_bad_rows"
 ).split()
-
-
-class SourceRow(Protocol):
-    """A row as `data.py` yields it."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def pair(self) -> str | None: ...
-    @property
-    def label(self) -> Any: ...
-    @property
-    def file(self) -> str: ...
-    @property
-    def line(self) -> int: ...
-
-
-class LabelIds:
-    """Label names to ids in the order in which they come, and where unknown ones were seen."""
-
-    def __init__(self, known: list[str] | None) -> None:
-        self.fixed = known is not None
-        self.ids = {name: i for i, name in enumerate(known or [])}
-        self.unknown: dict[str, tuple[int, str]] = {}
-
-    def __getitem__(self, item: tuple[str, SourceRow]) -> int:
-        name, row = item
-        found = self.ids.get(name)
-        if found is not None:
-            return found
-        if self.fixed:
-            count, where = self.unknown.get(name, (0, f"{row.file}:{row.line}"))
-            self.unknown[name] = count + 1, where
-            return -1
-        return self.ids.setdefault(name, len(self.ids))
-
-    def check(self) -> None:
-        if self.unknown:
-            shown = "; ".join(
-                f"{name!r} ({count} rows, first at {where}{near(name, self.ids)})"
-                for name, (count, where) in itertools.islice(self.unknown.items(), 5)
-            )
-            raise UserError(
-                f"{len(self.unknown)} labels are not among those of the training rows: {shown}; "
-                "correct them, or add training rows for them"
-            )
-
-
-def sorted_labels(names: Iterable[str]) -> list[str]:
-    """Label names in the order of their ids: as numbers if all are whole numbers, else as text."""
-    names = list(names)
-    if all(re.fullmatch(r"-?(0|[1-9][0-9]*)", name) for name in names):
-        return sorted(names, key=int)
-    return sorted(names)
 
 
 def prepare_tokenizer(
@@ -166,29 +114,39 @@ def separator_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _tokenise(rows: Iterable[SourceRow], encoder: Encoder, writer: "StoreWriter") -> None:
-    """Read, tokenise and write in chunks; the tokenizer works on the next chunk meanwhile."""
-    waiting: tuple[list[SourceRow], Future[Encoded]] | None = None
-    stream = iter(rows)
-    with ThreadPoolExecutor(1) as pool:
-        while chunk := list(itertools.islice(stream, CHUNK)):
-            check_rows(chunk)
+    """Read, tokenise and write in chunks; the tokenizer works on the next ones meanwhile."""
+    waiting: deque[tuple[list[SourceRow], Future[Encoded]]] = deque()
+    with ThreadPoolExecutor(2) as pool:  # two, so that it has work while Python looks at a result
+        for chunk in _chunks(rows):
             pairs = [row.pair or "" for row in chunk] if writer.pairs else None
-            future = pool.submit(encoder, [row.text for row in chunk], pairs)
-            if waiting is not None:
-                writer.write(waiting[0], waiting[1].result())
-            waiting = chunk, future
-        if waiting is not None:
-            writer.write(waiting[0], waiting[1].result())
+            waiting.append((chunk, pool.submit(encoder, [row.text for row in chunk], pairs)))
+            if len(waiting) > 2:
+                chunk, future = waiting.popleft()
+                writer.write(chunk, future.result())
+    for chunk, future in waiting:
+        writer.write(chunk, future.result())
 
 
-def check_rows(rows: list[SourceRow]) -> None:
-    """Tell a user who has edited `data.py` what it must yield. Errors: UserError."""
+def _chunks(rows: Iterable[SourceRow]) -> Iterator[list[SourceRow]]:
+    """Rows in lists of bounded size: the tokenizer needs a hundred bytes for a token.
+
+    Errors: UserError, which tells a user who has edited `data.py` what it must yield.
+    """
+    chunk: list[SourceRow] = []
+    characters = 0
     for row in rows:
         text = getattr(row, "text", None)
         if type(text) is not str:
             raise UserError(
                 f"data.py must yield Row(text, pair, label, ...), the text a str, not {row!r:.200}"
             )
+        chunk.append(row)
+        characters += len(text) + len(row.pair or "")
+        if len(chunk) == CHUNK or characters >= CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 class StoreWriter:
@@ -251,18 +209,20 @@ class StoreWriter:
         if len(final) < 2:
             raise UserError(f"all {self.rows} rows have the label {final[0]!r}; two are needed")
         place = np.array([final.index(name) for name in names], "<i4")
-        flat = place[np.fromfile(self.folder / "label_flat.bin", "<i4")]
-        if self.multi_label:
-            counts = np.fromfile(self.folder / "label_count.bin", "<i4")
-            matrix = np.zeros((self.rows, len(final)), np.uint8)
-            matrix[np.repeat(np.arange(self.rows), counts), flat] = 1
-            matrix.tofile(self.folder / "labels.bin")
-        else:
-            flat.tofile(self.folder / "labels.bin")
-        for name in ("label_flat", "label_count"):
-            (self.folder / f"{name}.bin").unlink()
+        paths = [self.folder / f"{name}.bin" for name in ("label_flat", "label_count", "labels")]
+        with paths[0].open("rb") as flat, paths[1].open("rb") as count, paths[2].open("wb") as out:
+            for _ in range(0, self.rows, PART):
+                counts = np.fromfile(count, "<i4", PART)
+                ids = place[np.fromfile(flat, "<i4", counts.sum())]
+                if self.multi_label:
+                    matrix = np.zeros((len(counts), len(final)), np.uint8)
+                    matrix[np.repeat(np.arange(len(counts)), counts), ids] = 1
+                    ids = matrix
+                out.write(ids.tobytes())
+        paths[0].unlink()
+        paths[1].unlink()
         meta = {
-            "version": VERSION, "rows": self.rows, "tokens": self.tokens, "cut": self.cut,
+            "rows": self.rows, "lines": report.lines, "tokens": self.tokens, "cut": self.cut,
             "labels": final, "multi_label": self.multi_label, "pairs": self.pairs,
             "ids": self.ids_type, "bad_rows": report.bad_row_count, "notes": list(report.notes),
         }  # fmt: skip

@@ -18,6 +18,8 @@ from training.texts import split_mask
 # One value per row: where its tokens begin, tokens of its first segment, its length uncut, and
 # numbers of its text as written and after folding.
 ARRAYS = {"offsets": "<i8", "first": "<i4", "full_length": "<i4", "exact": "<u8", "folded": "<u8"}
+# How the tensors of a batch travel from a loader's worker.
+SENT = {"input_ids": "<i4", "attention_mask": "u1", "token_type_ids": "u1", "labels": "<i4"}
 
 
 class Batch(NamedTuple):
@@ -27,6 +29,26 @@ class Batch(NamedTuple):
     labels: torch.Tensor  # (batch,) label ids, or (batch, labels) of 0 and 1
     weight: torch.Tensor  # (batch,) weight of each row's loss
     plan: Any  # the MicroBatch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How a loader's worker sends it: as bytes, in one message.
+
+        Sent as it is, each tensor would cost a file descriptor passed through a socket of its own,
+        ten times what it takes to make the batch.
+        """
+        tensors = {**self.inputs, "labels": self.labels}
+        sent = [
+            (k, tuple(t.shape), t.numpy().astype(SENT[k]).tobytes()) for k, t in tensors.items()
+        ]
+        return _received, (sent, self.plan)
+
+
+def _received(sent: list[tuple[str, tuple[int, ...], bytes]], plan: Any) -> Batch:
+    tensors = {
+        name: torch.from_numpy(np.frombuffer(data, SENT[name]).reshape(shape).astype(np.int64))
+        for name, shape, data in sent
+    }
+    return Batch(tensors, tensors.pop("labels"), torch.from_numpy(plan.weight), plan)
 
 
 class Planned(Protocol):
@@ -40,14 +62,15 @@ class TokenStore(Dataset[Batch]):
     """Tokenised rows. `store[micro_batch]` is that micro-batch, collated.
 
     `token_types`: tell the model which text of a pair a token belongs to.
-    `subset`: row numbers of this store's files that it is made of; all of them if None.
+    `subset`: file with the row numbers that it is made of; all of the folder's rows if None.
     """
 
     def __init__(
-        self, folder: Path, pad_id: int, token_types: bool, subset: np.ndarray | None = None
+        self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None
     ) -> None:
-        self.folder, self.pad_id, self.subset = folder, pad_id, subset
-        self.token_types = token_types
+        self._arguments = folder, pad_id, token_types, subset
+        self.folder, self.pad_id, self.token_types = folder, pad_id, token_types
+        self.subset = None if subset is None else np.load(subset, mmap_mode="r").view(np.ndarray)
         self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.labels: list[str] = self.meta["labels"]
         self.multi_label: bool = self.meta["multi_label"]
@@ -59,7 +82,12 @@ class TokenStore(Dataset[Batch]):
             self._labels = self._labels.reshape(-1, len(self.labels))
 
     def _map(self, name: str, kind: str) -> np.ndarray:
-        return np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r")
+        # A plain view of the mapped file: indexing a memmap takes several times as long.
+        return np.asarray(np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker that is not forked opens the files itself, and is not sent their content."""
+        return TokenStore, self._arguments
 
     def __len__(self) -> int:
         return self.meta["rows"] if self.subset is None else len(self.subset)
@@ -92,20 +120,15 @@ class TokenStore(Dataset[Batch]):
         """The model's inputs for `rows`: tensors of (batch, length), padded at the end."""
         stored = self._stored(rows)
         begins, ends = self._maps["offsets"][stored], self._maps["offsets"][stored + 1]
-        length = int((ends - begins).max())
-        input_ids = np.full((len(rows), length), self.pad_id, np.int64)
-        mask = np.zeros((len(rows), length), np.int64)
-        for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            input_ids[i, : end - begin] = self._ids[begin:end]
-            mask[i, : end - begin] = 1
-        inputs = {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(mask),
-        }
+        places = np.arange((ends - begins).max())
+        mask = places < (ends - begins)[:, None]
+        input_ids = np.full(mask.shape, self.pad_id, np.int64)
+        spans = zip(begins.tolist(), ends.tolist(), strict=True)
+        input_ids[mask] = np.concatenate([self._ids[begin:end] for begin, end in spans])
+        arrays = {"input_ids": input_ids, "attention_mask": mask}
         if self.token_types:
-            second = np.arange(length) >= np.asarray(self._maps["first"][stored])[:, None]
-            inputs["token_type_ids"] = torch.from_numpy((second & (mask == 1)).astype(np.int64))
-        return inputs
+            arrays["token_type_ids"] = mask & (places >= self._maps["first"][stored][:, None])
+        return {k: torch.from_numpy(a.astype(np.int64, copy=False)) for k, a in arrays.items()}
 
     def __getitem__(self, planned: Planned) -> Batch:
         labels = torch.from_numpy(self.label_ids(planned.rows).astype(np.int64))
@@ -127,7 +150,7 @@ class TokenStore(Dataset[Batch]):
 
         cached(folder, build, "the validation split")
         first, second = (
-            TokenStore(self.folder, self.pad_id, self.token_types, np.load(path, mmap_mode="r"))
+            TokenStore(self.folder, self.pad_id, self.token_types, path)
             for path in (folder / "first.npy", folder / "second.npy")
         )
         return first, second

@@ -1,0 +1,278 @@
+"""The data report: every count against a count by hand, and the files that the command writes."""
+
+import logging
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_rows, write_tsv
+from transformers import AutoTokenizer
+
+import data
+from model import build_tokenizer
+from training import report, results, texts
+from training.config import TrainConfig, batch_sizes
+from training.sampler import BatchPlan
+from training.tokenise import open_splits, prepare_tokenizer
+from training.tokens import TokenStore
+
+Settings = Callable[..., TrainConfig]
+Rows = list[tuple[str, str]]
+FOLDED = "after folding case, width and spaces"
+TRAIN: Rows = [
+    ("cat sat", "Pet"), ("Cat  sat", "food"), ("cat sat", "Pet"), ("dog", "Pet"), ("dog", "Pet"),
+    ("rice", "food"), ("ｒice", "food"), ("snow", "pet "), ("rain", "odd"),
+]  # fmt: skip
+VAL: Rows = [("DOG", "Pet"), ("rice", "food"), ("fox", "food"), ("fox", "pet ")]
+TEST: Rows = [("fox", "Pet"), ("bear", "odd"), ("soup", "food"), ("wolf", "pet ")]
+
+
+def stores(
+    settings: Settings, folder: Path, *, seed: int | None = None, **changes: Any
+) -> tuple[TrainConfig, dict[str, TokenStore], Any]:
+    """The three splits above, with rows in another order for another `seed`."""
+    names = {}
+    for name, rows in {"train": TRAIN, "val": VAL, "test": TEST}.items():
+        rows = list(rows)
+        if seed is not None:
+            random.Random(seed).shuffle(rows)
+        names[f"{name}_file"] = (str(write_tsv(folder / f"{name}-{seed}.tsv", rows)),)
+    config = settings(**(names | {"global_batch_size": 4} | changes))
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    opened = zip(("train", "val", "test"), open_splits(config, data, tokenizer), strict=True)
+    return config, {name: s for name, s in opened if s is not None}, tokenizer
+
+
+def test_remarks(settings: Settings, tmp_path: Path) -> None:
+    """Repeats, leaks, contradictions, missing classes and names alike, each with its number."""
+    _, splits, tokenizer = stores(settings, tmp_path)
+    expected = [
+        "val: no rows of 1 classes: ['odd']",
+        f"one class {FOLDED}: ['Pet', 'pet ']",
+        f"train: 2 rows repeat a text of the same split, 4 (44.4%) {FOLDED}",
+        f"val: 1 rows are also in train, 2 (50.0%) {FOLDED}",
+        f"val: 1 rows repeat a text of the same split, 1 (25.0%) {FOLDED}",
+        f"test: 1 rows are also in val, 1 (25.0%) {FOLDED}",
+        "2 texts, of 6 rows, have different labels",
+    ]
+    assert report.remarks(splits) == expected
+    with_examples = report.remarks(splits, tokenizer)
+    assert with_examples[: len(expected)] == expected
+    assert sorted(with_examples[len(expected) :]) == [
+        "  cat sat: 1 x 'food' in train, 2 x 'Pet' in train",
+        "  fox: 1 x 'Pet' in test, 1 x 'food' in val, 1 x 'pet ' in val",
+    ]
+    clean = {"train": splits["test"]}
+    assert report.remarks(clean, tokenizer) == [expected[1]]
+
+
+def test_several_labels_contradict_as_sets(settings: Settings, tmp_path: Path) -> None:
+    rows = [("cat", "a,b"), ("cat", "b,a"), ("dog", "a"), ("dog", "a,b"), ("cow", "b"),
+            ("cow", "c"), ("fox", "[]"), ("fox", "c")]  # fmt: skip
+    path = write_tsv(tmp_path / "t.tsv", rows)
+    config = settings(train_file=(str(path),), val_file=(), val_fraction=0.0, multi_label=True)
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    train = open_splits(config, data, tokenizer)[0]
+    lines = report.remarks({"train": train}, tokenizer)
+    assert lines[1] == "3 texts, of 6 rows, have different labels"
+    assert sorted(lines[2:]) == [
+        "  cow: 1 x 'b' in train, 1 x 'c' in train",
+        "  dog: 1 x 'a + b' in train, 1 x 'a' in train",
+        "  fox: 1 x 'c' in train, 1 x 'no label' in train",
+    ]
+
+
+class Numbers:
+    """As much of a TokenStore as compare_texts reads. Texts differ in `exact` only by case."""
+
+    multi_label = False
+    labels = ("a", "b", "c")
+
+    def __init__(self, rng: np.random.Generator, rows: int) -> None:
+        text = rng.integers(2**64, size=40, dtype=np.uint64)
+        text[:8] = [0, 1, *([2**64 - 1] * 6)]
+        folded = rng.choice(text[rng.random(40) < 0.9], rows)
+        exact = folded ^ rng.integers(2, size=rows).astype(np.uint64)
+        self.arrays = {"exact": exact, "folded": folded}
+        self.of_rows = rng.integers(3, size=rows).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.of_rows)
+
+    def values(self, name: str, rows: Any = slice(None)) -> np.ndarray:
+        return self.arrays[name][rows]
+
+    def label_ids(self, rows: Any = slice(None)) -> np.ndarray:
+        return self.of_rows[rows]
+
+
+@pytest.mark.parametrize("part", [7, 1 << 20])
+def test_counts_by_hand(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted part by part or at once, the counts are those of plain Python."""
+    monkeypatch.setattr(texts, "PART", part)
+    for seed in range(20):
+        sizes = {"train": 50, "val": 17, "test": 1}
+        splits: Any = {k: Numbers(np.random.default_rng(seed), n) for k, n in sizes.items()}
+        counts, examples = texts.compare_texts(splits)
+        for kind in ("exact", "folded"):
+            lists = {name: s.values(kind).tolist() for name, s in splits.items()}
+            for a, b in [("train", "val"), ("train", "test"), ("val", "test")]:
+                assert counts[a, b, kind] == sum(n in lists[a] for n in lists[b])
+            for a, numbers in lists.items():
+                assert counts[a, a, kind] == len(numbers) - len(set(numbers))
+        pairs = [
+            p for s in splits.values() for p in zip(s.values("folded"), s.of_rows, strict=True)
+        ]
+        several = {n for n, _ in pairs if len({label for m, label in pairs if m == n}) > 1}
+        assert counts["texts"] == len(several)
+        assert counts["rows"] == sum(n in several for n, _ in pairs)
+        assert len(examples) == min(5, len(several)) and set(examples) <= several
+
+
+def test_padding_and_steps_are_those_of_the_loop(settings: Settings) -> None:
+    """The share of padding is what the collated batches of an epoch hold."""
+    config = settings(global_batch_size=24, batch_size=8)
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    train = open_splits(config, data, tokenizer)[0]
+    lines = report.suggestions(config, train, 512)
+    for line, grouped in zip(lines[2:4], (True, False), strict=True):
+        plan = BatchPlan(train, batch_sizes(config, 1), seed=config.seed, group_by_length=grouped,
+                         num_replicas=1, rank=0)  # fmt: skip
+        masks = [train[micro].inputs["attention_mask"] for micro in plan]
+        padding = 1 - sum(m.sum().item() for m in masks) / sum(m.numel() for m in masks)
+        assert line.endswith(f"{padding:.1%} of what is computed is padding")
+    assert lines[4] == "steps: 18, 9 an epoch; rows in each: 24; ranks: 1"
+
+
+class Lengths(Numbers):
+    """As much of a TokenStore as the suggestions read."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.arrays = {"full_length": np.array(lengths)}
+
+    def __len__(self) -> int:
+        return len(self.arrays["full_length"])
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        return np.minimum(self.arrays["full_length"][rows], 128)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "longest", "max_length", "batch_size"),
+    [
+        ([20] * 99 + [5000], 512, "24: 99.0% of the train rows stay whole", 32),
+        ([20] * 98 + [5000] * 2, 512, "512: 98.0% .* whole; 99 % would need 5,000", 16),
+        ([300] * 100, 512, "304: 100.0%", 16),
+        ([300] * 100, 256, "256: 0.0% .* whole; 99 % would need 304", 32),
+        ([3000] * 100, 4096, "3000: 100.0%", 2),
+        ([0, 1] * 50, 512, "8: 100.0%", 32),
+    ],
+)
+def test_suggested_sizes(
+    settings: Settings, lengths: list[int], longest: int, max_length: str, batch_size: int
+) -> None:
+    """99 % of the rows, rounded up to eights, within the limit; 8,192 tokens or 32 rows."""
+    store: Any = Lengths(lengths)
+    first, second, *_ = report.suggestions(settings(), store, longest)
+    assert re.match(f"--max-length {max_length}", first)
+    assert second.startswith(f"--batch-size {batch_size}:")
+
+
+def test_tables(settings: Settings, tmp_path: Path) -> None:
+    """Rows and share of each class, the largest first; how many rows are longer than a limit."""
+    config, splits, tokenizer = stores(settings, tmp_path, max_length=8)
+    classes, lengths, *_ = report.describe(config, splits, tokenizer, 64).values()
+    assert [line.split() for line in classes] == [
+        ["train", "9", "val", "4", "test", "4"],
+        ["4", "44.4%", "1", "25.0%", "1", "25.0%", "Pet"],
+        ["3", "33.3%", "2", "50.0%", "1", "25.0%", "food"],
+        ["1", "11.1%", "0", "0.0%", "1", "25.0%", "odd"],
+        ["1", "11.1%", "1", "25.0%", "1", "25.0%", "pet"],
+    ]
+    full = splits["train"].values("full_length")
+    train = [f"{full.mean():.1f}", str(int(np.median(full))), str(full.max())]
+    cells = lengths[1].split()
+    assert [cells[1], cells[2], cells[5]] == train
+    assert cells[6:] == [f"{(full > cut).mean():.1%}" for cut in (8, 64, 128, 256, 512)]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`python data.py` with these arguments, in this process; its log is put back."""
+    log = logging.getLogger("training")
+    monkeypatch.setattr(log, "handlers", [])
+    before = log.propagate, log.level
+
+    def call(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["data.py", *arguments])
+        report.main()
+
+    yield call
+    log.propagate, log.level = before
+
+
+def test_command(
+    command: Callable[..., None],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Text and picture of rows in any order are the same; labels in any script are drawn."""
+    names = {"animal": "动物", "food": "$food^$", "weather": "🌧 ^_{x"}
+    rows = [(text, names[label]) for text, label in make_rows(200, seed=5)]
+    wide = {i: chr(i + 0xFEE0) for i in range(ord("a"), ord("z") + 1)}
+    rows += [(text.translate(wide), "动物") for text, _ in rows[:40]]
+    cache = str(tmp_path_factory.mktemp("cache"))
+    written = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = write_tsv(folder / "rows.tsv", rows)
+        command("--report", str(folder / "out"), "--train-file", str(path), "--cache-dir", cache)
+        text = (folder / "out" / "data_report.txt").read_text("utf-8")
+        written.append([line for line in text.split("\n") if "is padding" not in line])
+        picture = (folder / "out" / "data_report.png").read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
+        random.Random(1).shuffle(rows)
+    assert written[0] == written[1]
+    assert "动物" in text and "different labels" in text
+    assert [w for w in recwarn if w.category is UserWarning] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--report", "--train-file", "nope.tsv"], "data.py: no file 'nope.tsv'"),
+        (["--report", "--epoch", "3"], "did you mean --epochs?"),
+        (["--epochs", "3"], "required: --report"),
+    ],
+)
+def test_mistakes_in_one_line(
+    command: Callable[..., None], arguments: list[str], message: str, capsys: Any
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command(*arguments)
+    assert message in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_short_form_in_the_log(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A run says the same remarks, and nothing more where there is nothing to say."""
+    monkeypatch.setattr(results, "is_main", lambda: True)
+    monkeypatch.setattr(logging.getLogger("training"), "propagate", True)
+    config, splits, _ = stores(settings, tmp_path)
+    results.describe_data(dict(splits), config.max_length)
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert said == report.remarks(splits)
+    caplog.clear()
+    path = write_tsv(tmp_path / "clean.tsv", [("cat", "a"), ("dog", "b")])
+    clean = settings(train_file=(str(path),), val_file=(), val_fraction=0.0)
+    tokenizer = prepare_tokenizer(clean, data, build_tokenizer)
+    results.describe_data({"train": open_splits(clean, data, tokenizer)[0], "val": None}, 48)
+    assert [r for r in caplog.records if r.levelname == "WARNING"] == []
