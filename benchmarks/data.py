@@ -143,18 +143,21 @@ def tokenise(options: argparse.Namespace) -> list[Line]:
     for _ in range(options.rounds):
         for name, function in work.items():
             seconds[name].append(timed(function))
-    out: list[Line] = []
-    for name, taken in seconds.items():
-        rate = f"{count / statistics.median(taken):,.0f} rows/s"
-        if name in ("CSV", "JSONL"):
-            for other, target in (("encode_batch", 0.8), ("encode_batch_fast", None)):
-                ratios = [b / a for a, b in zip(taken, seconds[other], strict=True)]
-                met = None if target is None else statistics.median(ratios) >= target
-                out.append((f"{name} file to store: {rate}; rate against `{other}`",
-                            middle(ratios), f">= {target}" if target else "", met))  # fmt: skip
-        else:
-            out.insert(0, (f"bare `{name}`, {count:,} texts of {len(words) / len(found):.0f} words",
-                           rate, "", None))  # fmt: skip
+    bare_names = ("encode_batch", "encode_batch_fast")
+    out: list[Line] = [
+        (f"bare `{name}`, {count:,} texts of {len(words) / len(found):.0f} words on average",
+         f"{count / statistics.median(seconds[name]):,.0f} rows/s", "", None)
+        for name in bare_names
+    ]  # fmt: skip
+    for name, (other, target) in itertools.product(
+        ("CSV", "JSONL"), zip(bare_names, (0.8, None), strict=True)
+    ):
+        taken = seconds[name]
+        ratios = [b / a for a, b in zip(taken, seconds[other], strict=True)]
+        met = None if target is None else statistics.median(ratios) >= target
+        out.append((f"{name} file to store: {count / statistics.median(taken):,.0f} rows/s; "
+                    f"against `{other}`", middle(ratios), f">= {target}" if target else "",
+                    met))  # fmt: skip
     return out
 
 
@@ -216,8 +219,8 @@ def tiny_model(folder: str) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     tokenizer = tokenizer_of(pretrained())
-    config = BertConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=1,
-                        intermediate_size=16)  # fmt: skip
+    config = BertConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1,
+                        num_attention_heads=1, intermediate_size=16)  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -380,10 +383,10 @@ def plan(options: argparse.Namespace) -> list[Line]:
          large["peak"] < 100 * MIB),
         ("the same: padded tokens of the busiest rank over the mean, per step: median, worst",
          f"{spread['median']:.3f}, {spread['worst']:.3f}", "", None),
-        ("the same, were each global batch dealt at random: median, worst",
+        ("rows only shuffled, as DistributedSampler deals them: median, worst",
          f"{spread['random_median']:.3f}, {spread['random_worst']:.3f}", "", None),
-        ("the same: padding, share of what is computed", f"{100 * spread['padding']:.1f} %",
-         "", None),
+        ("padding of the plan, and of rows only shuffled",
+         f"{100 * spread['padding']:.1f} %, {100 * spread['random_padding']:.1f} %", "", None),
     ]  # fmt: skip
 
 
@@ -425,28 +428,36 @@ def imbalance(rows: str, global_batch: str, ranks: str) -> dict[str, float]:
     """How far apart the padded tokens of ranks are that work at the same time."""
     import numpy as np
 
+    from training.sampler import shuffled
+
     plan = plan_of(int(rows), int(global_batch), int(ranks))
-    rng = np.random.default_rng(0)
-    ours, chance, tokens, padded = [], [], 0, 0
+    size = int(global_batch)
+    found: dict[str, list[float]] = {"": [], "random_": []}  # the busiest over the mean
+    padded = {"": 0, "random_": 0}
+    tokens = dict(padded)
     for step in range(0, 64, 4):
         batch = plan.global_batch(step)
-        lengths = plan.store.lengths(batch)
         shares = []
         for rank in range(plan.num_replicas):
             plan.rank = rank
             shares.append([len(m.rows) * plan.store.lengths(m.rows).max()
                            for m in plan._deal(batch)])  # fmt: skip
-        shares = np.array(shares)  # (ranks, micro-batches)
-        at_random = rng.permutation(lengths).reshape(plan.num_replicas, -1)
-        at_random = at_random.max(axis=1) * at_random.shape[1]
-        ours.append((shares.max(axis=0) / shares.mean(axis=0)).max())
-        chance.append(at_random.max() / at_random.mean())
-        tokens, padded = tokens + int(lengths.sum()), padded + int(shares.sum())
+        other = shuffled(np.arange(step * size, (step + 1) * size), int(rows), (1,))
+        dealt = plan.store.lengths(other).reshape(plan.num_replicas, -1)
+        computed = {"": np.array(shares), "random_": dealt.max(1, keepdims=True) * dealt.shape[1]}
+        for kind, of_ranks in computed.items():  # (ranks, micro-batches)
+            found[kind].append(float((of_ranks.max(axis=0) / of_ranks.mean(axis=0)).max()))
+            padded[kind] += int(of_ranks.sum())
+            tokens[kind] += int(plan.store.lengths(other if kind else batch).sum())
     return {
-        "median": statistics.median(ours), "worst": max(ours),
-        "random_median": statistics.median(chance), "random_worst": max(chance),
-        "padding": 1 - tokens / padded,
-    }  # fmt: skip
+        f"{kind}{name}": value
+        for kind, ratios in found.items()
+        for name, value in (
+            ("median", statistics.median(ratios)),
+            ("worst", max(ratios)),
+            ("padding", 1 - tokens[kind] / padded[kind]),
+        )
+    }
 
 
 # -- loading -------------------------------------------------------------------------------------

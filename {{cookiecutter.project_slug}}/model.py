@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub import HfApi
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -85,16 +86,18 @@ def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedToke
     if config.model == FROM_SCRATCH:
         tokenizer = train_wordpiece(texts)
     else:
-        positions = longest_input(load_hf_config(config))
+        known = load_hf_config(config)
         tokenizer = AutoTokenizer.from_pretrained(
             config.model, trust_remote_code=config.trust_remote_code
         )
-        limit = min(positions, tokenizer.model_max_length)
+        limit = min(longest_input(known), tokenizer.model_max_length)
         if config.max_length > limit:
             raise UserError(
                 f"max_length {config.max_length} is more than {config.model} can read; "
                 f"give --max-length {limit} or less"
             )
+        if len(tokenizer) < known.vocab_size / 2:  # transformers makes an empty one without a word
+            raise UserError(f"{config.model} has no tokenizer that goes with it; add its files")
         if tokenizer.pad_token is None:  # decoders
             tokenizer.pad_token = tokenizer.eos_token
     # Saved with it, so that whoever loads the model later cuts texts where training did.
@@ -115,9 +118,16 @@ def loss_per_row(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -
 
 def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
     """The configuration of a pretrained model. Errors: UserError when there is no such model."""
+    remote = config.trust_remote_code
     try:
-        return AutoConfig.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError) as error:
+        try:
+            return AutoConfig.from_pretrained(
+                config.model, trust_remote_code=remote, local_files_only=True
+            )
+        except OSError:
+            HfApi().model_info(config.model, timeout=10)  # an answer at once; a download tries long
+            return AutoConfig.from_pretrained(config.model, trust_remote_code=remote)
+    except Exception as error:  # of the file system, of the network, of whichever client it has
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"model {config.model!r} is neither a model folder nor a Hugging Face model that can "

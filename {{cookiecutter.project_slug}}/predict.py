@@ -39,6 +39,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text-column", nargs="+", help="default: as in training")
     parser.add_argument("--text-pair-column", help="default: as in training")
     parser.add_argument("--encoding", default="utf-8", help="of the input (default: utf-8)")
+    parser.add_argument("--delimiter", help="between columns (default: by suffix)")
+    parser.add_argument(
+        "--no-header", dest="header", action="store_false", help="columns are numbers"
+    )
+    parser.add_argument("--on-bad-rows", choices=("error", "skip"), default="error")
     parser.add_argument("--batch-size", type=int, default=32)
     return parser.parse_args()
 
@@ -48,15 +53,16 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.model} is no model folder; give --model runs/NAME/best")
     if arguments.output and arguments.output.suffix not in (".csv", ".tsv", ".jsonl"):
         raise UserError(f"--output {arguments.output} must end in .csv, .tsv or .jsonl")
+    if arguments.output and not arguments.output.parent.is_dir():
+        raise UserError(
+            f"--output {arguments.output}: there is no folder {arguments.output.parent}"
+        )
     if arguments.input and arguments.texts:
         raise UserError("give texts or --input, not both")
     # Only now the slow imports: the checks above answer at once.
     classify = Classifier(arguments.model, arguments.batch_size)
-    if arguments.input:
-        rows = classify.read(arguments)
-    else:
-        lines = arguments.texts or (line.rstrip("\r\n") for line in sys.stdin)
-        rows = ((text, None) for text in lines if text.strip())
+    texts = arguments.texts or sys.stdin
+    rows = classify.read(arguments) if arguments.input else texts_of(texts)
     results = itertools.chain.from_iterable(map(classify, chunks(rows)))
     if arguments.output is None:
         write(results, sys.stdout, ".tsv", header=False)
@@ -104,6 +110,9 @@ class Classifier:
             label_column=None,
             text_separator=separator_of(self.tokenizer),
             encoding=arguments.encoding,
+            delimiter=arguments.delimiter,
+            header=arguments.header,
+            on_bad_rows=arguments.on_bad_rows,
         )
         for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
             yield row.text, row.pair
@@ -147,6 +156,14 @@ class Classifier:
         return probabilities(logits, self.multi_label)
 
 
+def texts_of(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Texts as rows. A blank one is an error: the lines of the output are those of the input."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise UserError(f"text {number} is blank")
+        yield line.rstrip("\r\n"), None
+
+
 def chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:
     iterator = iter(rows)
     while chunk := list(itertools.islice(iterator, CHUNK)):
@@ -163,7 +180,10 @@ def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool
     for row in results:
         count += 1
         if suffix == ".jsonl":
-            file.write(json.dumps(row._asdict(), ensure_ascii=False) + "\n")
+            numbers = json.loads(f"[{row.probability}]")
+            probability = numbers[0] if len(numbers) == 1 else numbers
+            file.write(json.dumps(row._asdict() | {"probability": probability}, ensure_ascii=False))
+            file.write("\n")
         elif suffix == ".csv":
             table.writerow(row)
         else:

@@ -37,7 +37,7 @@ from training.rng import rng_state, seed_everything, set_rng_state
 from training.sampler import BatchPlan
 from training.tokenise import open_splits, prepare_tokenizer
 from training.tracking import Meter, Tracker, start_console
-from training.weights import row_weight
+from training.weights import row_weight, weighted_sum
 
 log = logging.getLogger("training")
 
@@ -95,7 +95,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     # -- resume ----------------------------------------------------------------------------------
     seed_everything(config.seed + 1 + rank)  # another dropout on every rank
     step = epoch = step_in_epoch = 0
-    best = {"score": -math.inf, "step": 0, "waited": 0}
+    best: dict = {"score": -math.inf, "step": 0, "waited": 0}
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # of this rank, since last log
     weight_sum = 0.0  # of all ranks, since last log
     evaluation_due = False
@@ -125,7 +125,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
         log.info("resuming after step %d from %s", step, source)
 
     # -- ready -----------------------------------------------------------------------------------
-    on_main(lambda: runs.claim(run, source))
+    if not on_main(lambda: runs.claim(run, source, best["step"])):
+        best.update(score=-math.inf, step=0)  # those weights are not here: find others
     tracker = Tracker(run, config, is_main(), step)
     on_main(lambda: keep_bad_rows(run, splits))
     ddp = distributed.wrap(model, device)  # gives every rank the main process's weights
@@ -145,7 +146,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
             if score > best["score"]:  # never true of NaN
                 best.update(score=score, step=step, waited=0)
                 note = f"  best {config.metric} so far"
-                on_main(lambda: checkpoint.export(run / "best", model, tokenizer))
+                on_main(lambda: checkpoint.export(run / "best", model, tokenizer, step))
             distributed.check_replicas(model)
         tracker.evaluated(step, step / plan.steps_per_epoch, "val", result, note)
 
@@ -170,7 +171,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 with autocast():
                     logits = ddp(**inputs).logits  # (batch, labels)
                 losses = loss_per_row(logits, labels, config.label_smoothing)
-                loss = (losses * weight.to(losses.dtype)).sum()
+                loss = weighted_sum(losses, weight)
                 # DDP averages over ranks; this makes it the mean over the whole global batch.
                 scaler.scale(loss * (world_size / micro.weight_sum)).backward()
             loss_sum += loss.detach()
@@ -205,6 +206,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
             stopped = stop.agreed()
             at_evaluation = step == total_steps or step_in_epoch in eval_steps
             at_save = bool(config.save_every) and step % config.save_every == 0
+            if step_in_epoch == plan.steps_per_epoch:
+                epoch, step_in_epoch = epoch + 1, 0
             if not (stopped or at_evaluation or at_save):
                 continue
             with meter.pause():
@@ -213,8 +216,6 @@ def main(config: TrainConfig, device: torch.device) -> None:
                     validate()
                     evaluation_due = False
                 early = 0 < patience <= best["waited"]
-                if step_in_epoch == plan.steps_per_epoch:
-                    epoch, step_in_epoch = epoch + 1, 0
                 mine = {"rng": rng_state(device), "loss_sum": loss_sum.item()}
                 state = {
                     "step": step, "epoch": epoch, "step_in_epoch": step_in_epoch, "best": best,
@@ -230,13 +231,13 @@ def main(config: TrainConfig, device: torch.device) -> None:
     # -- the end ---------------------------------------------------------------------------------
     stop.close()
     if not stopped and val is None:
-        on_main(lambda: checkpoint.export(run / "best", model, tokenizer))
+        on_main(lambda: checkpoint.export(run / "best", model, tokenizer, step))
     if on_main((run / "best").exists) and not stopped:
         on_main(lambda: load_weights(model, run / "best"))
         distributed.broadcast_weights(model)
     facts = {
         "stopped": stopped, "step": step, "epoch": step / plan.steps_per_epoch,
-        "best_step": best["step"] if val is not None else step, "metric": config.metric,
+        "best_step": best["step"] or step, "early": early, "metric": config.metric,
         "labels": train.labels, "timings": {"seconds": time.perf_counter() - began},
     }  # fmt: skip
     final = {} if stopped else {k: s for k, s in splits.items() if s is not None and k != "train"}

@@ -116,6 +116,16 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
     return kept
 
 
+def run_edited(config: TrainConfig, edit: str) -> None:
+    """A run with a model.py that a user has edited wrongly."""
+    if edit == "mean loss":
+        patch = Patch(train, "loss_per_row", lambda *args: loss_per_row(*args).mean())
+    else:
+        patch = Patch(train, "build_model", lambda c, t, labels: build_model(c, t, labels[:2]))
+    with patch:
+        run(config)
+
+
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Per-row logits, truth and metrics of the validation rows, with fresh weights."""
     device = distributed.setup(TIMEOUT)

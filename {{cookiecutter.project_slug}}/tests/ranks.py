@@ -72,7 +72,7 @@ class Ranks:
         while len(self.processes) < count:
             ours, theirs = context.Pipe()
             log = self.folder / f"rank{len(self.processes)}.log"
-            process = context.Process(target=serve, args=(theirs, str(log)), daemon=True)
+            process = context.Process(target=serve, args=(theirs, str(log)))
             process.start()
             theirs.close()
             self.processes.append((process, ours))

@@ -1,5 +1,6 @@
 """Mistakes end every rank, in one line with the value and the way out, and leave nothing."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"gradient_accumulation_steps": 3, "global_batch_size": 32},
         "32 is not batch_size 16 x gradient_accumulation_steps 3 x world size 2 = 96",
     ),
+    "no tokenizer": ({"model": "{no_tokenizer}"}, "no tokenizer that goes with it"),
     "no weights file": ({"class_weights": "weights.json"}, "'weights.json' is not none, balanced"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_line_on_every_rank(
-    ranks: Ranks, settings: Settings, tmp_path: Path, case: str
+    ranks: Ranks, settings: Settings, tmp_path: Path, tiny_model: Path, case: str
 ) -> None:
     """All ranks raise UserError or FileNotFoundError; no run folder is left."""
     written = {
@@ -41,6 +43,8 @@ def test_one_line_on_every_rank(
         "{one_class}": write_tsv(tmp_path / "one.tsv", [("a", "x"), ("b", "x"), ("c", "x")]),
         "{unseen}": write_tsv(tmp_path / "val.tsv", [*make_rows(5, 1), ("stripes", "zebra")]),
     }
+    written["{no_tokenizer}"] = tmp_path / "model"
+    shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
     changes, message = CASES[case]
     for name, value in changes.items():
         if isinstance(value, tuple):
@@ -53,6 +57,17 @@ def test_one_line_on_every_rank(
     assert len(error.value.kinds) == 2
     assert set(error.value.kinds) <= {"UserError", "FileNotFoundError"}
     assert not (Path(config.runs_dir) / "run").exists()
+
+
+def test_wrong_edits_of_model_py(ranks: Ranks, settings: Settings) -> None:
+    """A loss that is a mean, logits for other labels: a sentence that names model.py."""
+    for edit, message in (
+        ("mean loss", r"loss_per_row must return one loss per row, of shape \(16,\), not \(\)"),
+        ("two logits", r"model.py gives logits of shape \(2,\) for a row; there are 3 labels"),
+    ):
+        with pytest.raises(RankError, match=message) as error:
+            ranks.run(2, jobs.run_edited, settings(run_name=edit), edit)
+        assert error.value.kinds == ["UserError", "UserError"]
 
 
 def test_bad_rows_are_listed(ranks: Ranks, settings: Settings, tmp_path: Path) -> None:

@@ -43,6 +43,26 @@ def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
     assert checkpoint.problem_of(path) is None
 
 
+def test_full_disk_and_file_modes(tmp_path: Path) -> None:
+    """A full disk is one line, whichever library finds it; files are readable as umask says."""
+
+    def full(folder: Path) -> None:
+        with open("/dev/full", "wb") as disk:
+            torch.save({"x": torch.zeros(10**6)}, disk)
+
+    with pytest.raises(UserError, match=r"cannot write .*step-1.* MiB are free"):
+        checkpoint.write_folder(tmp_path / "step-1", full)
+    assert not list(tmp_path.iterdir())
+
+    def private(folder: Path) -> None:
+        (folder / "a").touch(mode=0o600)
+
+    checkpoint.write_folder(tmp_path / "best", private)
+    (tmp_path / "other").touch()
+    modes = [p.stat().st_mode & 0o777 for p in (tmp_path / "best" / "a", tmp_path / "other")]
+    assert modes[0] == modes[1]
+
+
 def test_killed_between_renames(tmp_path: Path) -> None:
     """A replaced folder that was set aside is put back."""
     best = tmp_path / "best"
@@ -133,6 +153,22 @@ def test_damaged_newest_in_a_run(ranks: Ranks, settings: Settings) -> None:
     assert [line["loss"] for line in lines_of(config)] == [line["loss"] for line in lines_of(whole)]
 
 
+def test_a_new_run_takes_over_the_best(ranks: Ranks, settings: Settings) -> None:
+    """Resumed under another name: the old best weights come along, or are forgotten if gone."""
+    config = settings(lr=0.0, epochs=1)  # nothing is ever better than the first evaluation
+    ranks.run(1, jobs.run, config)
+    runs = Path(config.runs_dir)
+    source = str(runs / "run" / "checkpoints" / "step-00000007")
+    longer = replace(config, epochs=2, resume=source)
+    ranks.run(1, jobs.run, replace(longer, run_name="second"))
+    shutil.rmtree(runs / "run" / "best")
+    ranks.run(1, jobs.run, replace(longer, run_name="third"))
+    for name, expected in (("second", 7), ("third", 14)):
+        results = json.loads((runs / name / "results.json").read_text("utf-8"))
+        assert (name, results["best_step"]) == (name, expected)
+        assert checkpoint.step_of(runs / name / "best") == expected
+
+
 def test_resume_from_a_path(ranks: Ranks, settings: Settings, tmp_path: Path) -> None:
     """A run's folder or one checkpoint, in place or into a run of another name."""
     config = settings(save_every=2, max_steps=6)
@@ -143,6 +179,9 @@ def test_resume_from_a_path(ranks: Ranks, settings: Settings, tmp_path: Path) ->
     other = replace(config, resume=str(two), run_name="other")
     ranks.run(1, jobs.run, other)
     assert [line["step"] for line in lines_of(other)] == [3, 4, 5, 6]
+    results = json.loads((run.parent / "other" / "results.json").read_text("utf-8"))
+    assert results["best_step"] == 6  # the only evaluation
+    assert checkpoint.step_of(run.parent / "other" / "best") == 6
     ranks.run(1, jobs.run, replace(config, resume=str(run), run_name=None))
     assert [line["step"] for line in lines_of(config)] == [1, 2, 3, 4, 5, 6]
     for bad in (tmp_path / "nowhere", tmp_path):

@@ -85,6 +85,15 @@ def test_best_survives_a_worse_evaluation_after_resume(ranks: Ranks, settings: S
     assert steps == [0, 1, 2, 3, 4]  # the first is the best; three more, then it stops
 
 
+def test_no_evaluation_but_at_the_end(ranks: Ranks, settings: Settings) -> None:
+    """--evals-per-epoch 0: epochs go by without one, and a stop between them is resumed."""
+    config = settings(evals_per_epoch=0, epochs=3)
+    ranks.run(2, jobs.run_stopped_at, config, 9)
+    ranks.run(2, jobs.run, config)
+    assert [line["step"] for line in lines_of(config)] == list(range(1, 22))
+    assert [line["step"] for line in lines_of(config, "val")] == [0, 21]
+
+
 def test_finished_run_goes_on_with_more_epochs(ranks: Ranks, settings: Settings) -> None:
     """--epochs raised trains longer; the steps so far are not repeated."""
     config = settings(epochs=1)

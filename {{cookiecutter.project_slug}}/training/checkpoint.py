@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.config import UserError
@@ -25,7 +26,7 @@ VERSION = 1
 MANIFEST = "manifest.json"
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0) -> None:
     """Make `folder` by `write`, under a temporary name, flushed to disk, then renamed.
 
     An existing `folder` is replaced, and is kept aside until the new one stands. On any error the
@@ -40,12 +41,13 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         write(writing)
         files = {}
         for path in sorted(p for p in writing.rglob("*") if p.is_file()):
+            path.chmod(0o666 & ~_umask())  # safetensors keeps its files for their owner
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             name = path.relative_to(writing).as_posix()
             files[name] = {"size": path.stat().st_size, "sha256": digest}
-        manifest = json.dumps({"version": VERSION, "files": files}, indent=1)
+        manifest = json.dumps({"version": VERSION, "step": step, "files": files}, indent=1)
         with (writing / MANIFEST).open("w", encoding="utf-8") as file:
             file.write(manifest)
             file.flush()
@@ -56,11 +58,22 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
             os.replace(folder, old)
         os.replace(writing, folder)
         _sync_folder(folder.parent)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not (
+            isinstance(error, OSError) or re.search(r"os error|file write|writing file", str(error))
+        ):
+            raise  # no fault of the disk
+        reason = getattr(error, "strerror", None) or str(error)
+        free = shutil.disk_usage(folder.parent).free / 2**20
+        raise UserError(f"cannot write {folder}: {reason} ({free:,.0f} MiB are free)") from error
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    os.umask(mask := os.umask(0o077))
+    return mask
 
 
 def _sync_folder(folder: Path) -> None:
@@ -78,14 +91,16 @@ def recover(folder: Path) -> None:
         os.replace(old, folder)
 
 
-def export(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def export(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, step: int
+) -> None:
     """Write the model and tokenizer so that `transformers` loads them, without the network."""
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    write_folder(folder, write)
+    write_folder(folder, write, step)
 
 
 def save(
@@ -104,7 +119,7 @@ def save(
         torch.save(state, folder / "state.pt")
 
     folder = checkpoints / f"step-{step:08d}"
-    write_folder(folder, write)
+    write_folder(folder, write, step)
     for _, old in saved(checkpoints)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return folder
@@ -139,6 +154,11 @@ def problem_of(folder: Path) -> str | None:
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         return f"{MANIFEST}: {error}"
     return None
+
+
+def step_of(folder: Path) -> int:
+    """The step whose weights are in a folder that is known to be good."""
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["step"]
 
 
 def newest(checkpoints: Path) -> Path | None:
@@ -177,7 +197,10 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
     different = [k for k in now if _plain(saved.get(k)) != _plain(now[k])]
     if different:
         shown = "; ".join(f"{k} was {saved.get(k)!r}, now {now[k]!r}" for k in different)
-        raise UserError(f"this run cannot be continued with other settings: {shown:.500}")
+        raise UserError(
+            f"this run cannot be continued with other settings: {shown:.500}; "
+            "give another --run-name to start a new one"
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
+from training.config import UserError
 from training.distributed import is_main, on_main
 from training.tokens import TokenStore
 
@@ -83,6 +84,11 @@ def gather_logits(
     sent = torch.zeros(most, len(store.labels), dtype=dtype)
     if parts:
         local = torch.cat(parts).to("cpu", dtype)
+        if local.ndim != 2 or local.shape[1] != len(store.labels):
+            raise UserError(
+                f"model.py gives logits of shape {tuple(local.shape[1:])} for a row; "
+                f"there are {len(store.labels)} labels"
+            )
         sent[: len(local)] = local
     received = [torch.empty_like(sent) for _ in range(world_size)] if is_main() else None
     dist.gather(sent, received, dst=0)

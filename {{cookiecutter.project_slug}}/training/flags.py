@@ -14,6 +14,13 @@ from typing import Any, NoReturn
 from training.config import GROUPS, HUB, PATHS, TrainConfig, UserError, check, near
 
 PROJECT = Path(__file__).resolve().parent.parent
+# Names that users of other scripts try, for the hint.
+ALIASES = {
+    "--learning-rate": "--lr", "--num-train-epochs": "--epochs", "--output-dir": "--runs-dir",
+    "--per-device-train-batch-size": "--batch-size", "--patience": "--early-stopping-patience",
+    "--lr-scheduler-type": "--schedule", "--model-name-or-path": "--model", "--bf16": "--precision",
+    "--fp16": "--precision", "--train-data": "--train-file",
+}  # fmt: skip
 TYPES = typing.get_type_hints(TrainConfig)
 
 
@@ -36,7 +43,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="train.py",
         usage="./launch.sh [--nproc-per-node N] [flags]   or   python train.py [flags]",
-        description="Train a text classifier. Settings come from config.toml; flags win.",
+        description="Train a text classifier. Settings come from these defaults, then from "
+        "config.toml, then from flags.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
         argument_default=argparse.SUPPRESS,
@@ -111,7 +119,8 @@ def load_config(argv: list[str]) -> TrainConfig:
     namespace, unknown = parser.parse_known_args([_with_dashes(a) for a in argv])
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
-        raise UserError(f"unknown flag {unknown[0]}{near(unknown[0].partition('=')[0], known)}")
+        flag = unknown[0].partition("=")[0]
+        raise UserError(f"unknown flag {flag}{near(ALIASES.get(flag, flag), known)}")
     given = vars(namespace)
     path = Path(given.pop("config", PROJECT / "config.toml"))
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}

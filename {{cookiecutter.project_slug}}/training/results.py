@@ -79,6 +79,9 @@ def finish(
             "transformers": transformers.__version__,
         },
     }  # fmt: skip
+    tracker.close_bar()
+    if facts["early"]:
+        log.info("stopped early at step %d: %s got no better", facts["step"], config.metric)
     text = ""
     for name, store in splits.items():
         began = time.perf_counter()
@@ -97,7 +100,7 @@ def finish(
     if text:
         (run / "report.txt").write_text(text, encoding="utf-8")
         log.info("final report\n%s", text)
-    (run / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    (run / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if facts["stopped"]:
         log.info("stopped and saved after step %d; --run-name %s goes on", facts["step"], run.name)
     else:

@@ -59,10 +59,11 @@ def _check_writable(run: Path) -> None:
         raise UserError(f"cannot write the run folder {run}: no permission in {parent}")
 
 
-def claim(run: Path, source: Path | None) -> None:
+def claim(run: Path, source: Path | None, best_step: int) -> bool:
     """Create the folder and keep other runs out of it. Errors: UserError when one is in there.
 
-    A run that continues another one, from the checkpoint `source`, takes over its best weights.
+    A run that continues another one, from the checkpoint `source`, takes over its best weights, if
+    they are still those of `best_step`. Returns whether there are best weights.
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -76,8 +77,9 @@ def claim(run: Path, source: Path | None) -> None:
     checkpoint.recover(run / "best")
     if source is not None and not (run / "best").exists():
         best = source.parent.parent / "best"
-        if source.parent.name == "checkpoints" and checkpoint.problem_of(best) is None:
+        if checkpoint.problem_of(best) is None and checkpoint.step_of(best) == best_step:
             shutil.copytree(best, run / "best")
+    return (run / "best").exists()
 
 
 def release() -> None:

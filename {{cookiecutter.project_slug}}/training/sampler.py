@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler
 from training.config import BatchSizes, UserError
 
 WINDOW = 64  # global batches in which rows are sorted by length
-ROUNDS = 6  # of the permutation's mixing; 4 are known to suffice against chance
+ROUNDS = 6  # of the permutation's mixing, an even number; 4 are known to suffice against chance
 
 
 class Rows(Protocol):
@@ -57,21 +57,22 @@ def _micro_batch(rows: bytes, weight: bytes, *rest: Any) -> MicroBatch:
 def shuffled(positions: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
     """The numbers at `positions` of a random order of range(n), without making that order.
 
-    A Feistel network permutes the smallest domain of an even number of bits that holds n; numbers
-    that fall outside n are permuted again until they are inside (cycle walking). See Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002. A list of a billion rows would take
-    8 GB on each rank.
+    A Feistel network permutes the smallest power of two that holds n; numbers that fall outside n
+    are permuted again until they are inside (cycle walking). See Black and Rogaway, "Ciphers with
+    Arbitrary Finite Domains", 2002. A list of a billion rows would take 8 GB on each rank.
     """
-    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
-    mask = np.uint64((1 << int(half)) - 1)
+    bits = max(6, (n - 1).bit_length())
+    low = bits // 2
+    # With an odd number of bits the halves differ by one, and they change places in every round.
+    masks = np.uint64((1 << (bits - low)) - 1), np.uint64((1 << low) - 1)
     round_keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
     numbers = positions.astype(np.uint64)
     walking = np.arange(len(numbers))
     while len(walking):
-        left, right = numbers[walking] >> half, numbers[walking] & mask
-        for round_key in round_keys:
-            left, right = right, left ^ (_mix(right + round_key) & mask)
-        numbers[walking] = left << half | right
+        left, right = numbers[walking] >> np.uint64(low), numbers[walking] & masks[1]
+        for i, round_key in enumerate(round_keys):
+            left, right = right, left ^ (_mix(right + round_key) & masks[i % 2])
+        numbers[walking] = left << np.uint64(low) | right
         walking = walking[numbers[walking] >= n]
     return numbers.astype(np.int64)
 
@@ -150,14 +151,16 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         whole = len(rows) // size * size
         rows, short = rows[:whole], rows[whole:]  # the short batch: random rows, and last
         if self.group_by_length:
-            rows = self._by_length(rows)
+            rows = self._by_length(rows)  # and with that every batch of them
         batches = [rows[i : i + size] for i in range(0, whole, size)]
         if self.group_by_length:
             order = shuffled(
                 np.arange(len(batches)), len(batches), (self.seed, self.epoch, window + 1)
             )
             batches = [batches[i] for i in order]
-        return [self._by_length(batch) for batch in [*batches, short] if len(batch)]
+        else:
+            batches = [self._by_length(batch) for batch in batches]
+        return [*batches, self._by_length(short)] if len(short) else batches
 
     def _by_length(self, rows: np.ndarray) -> np.ndarray:
         return rows[np.argsort(self.store.lengths(rows), kind="stable")]

@@ -27,23 +27,52 @@ def _number(text: str) -> int:
 
 
 def split_mask(texts: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Rows of the smaller part: (n,) bool. `texts`: a number for each text; `labels`: label ids."""
-    # One entry per text, with the lowest of its labels; then in an order made by the seed.
-    order = np.lexsort((labels, texts))
-    unique, first, counts = np.unique(texts[order], return_index=True, return_counts=True)
-    label = labels[order][first]
-    mixed = (unique ^ np.uint64(seed % 2**63)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    order = np.lexsort((unique, mixed ^ (mixed >> np.uint64(32)), label))
-    # Within each label, take texts until their rows reach the fraction, rounded to whole rows.
-    rows = np.cumsum(counts[order])
-    begins = np.flatnonzero(np.r_[True, np.diff(label[order]) != 0])
-    before = np.r_[0, rows[begins[1:] - 1]]
-    sizes = np.diff(np.r_[begins, len(order)])
-    totals = np.r_[before[1:], rows[-1]] - before
-    within = rows - np.repeat(before, sizes)
-    taken = within <= np.repeat(np.round(totals * fraction), sizes)
-    return np.isin(texts, unique[order][taken])
+    """Rows of the smaller part: (n,) bool. `texts`: a number for each text; `labels`: label ids.
+
+    Texts stand in an order made by the seed; of every label, the first are taken until their rows
+    reach the fraction, rounded to whole rows. A text has the lowest of its rows' labels.
+    """
+    bits = (len(texts) // PART).bit_length()  # work on one of 2**bits parts of that order at a time
+    second = np.zeros(len(texts), np.bool_)
+    totals = np.zeros(int(labels.max()) + 1, np.int64)  # rows of each label
+    for part in range(1 << bits):
+        _, label, counts = _in_order(texts, labels, seed, bits, part)
+        totals += np.bincount(label, counts, len(totals)).astype(np.int64)
+    wanted, before = np.round(totals * fraction), np.zeros_like(totals)
+    for part in range(1 << bits):
+        if (before >= wanted).all():
+            break
+        rows, label, counts = _in_order(texts, labels, seed, bits, part)
+        order = np.argsort(label, kind="stable")
+        ends = np.cumsum(counts[order])
+        begins = np.r_[0, ends][np.searchsorted(label[order], np.arange(len(totals)))]
+        taken = np.zeros(len(label), np.bool_)
+        taken[order] = ends + (before - begins)[label[order]] <= wanted[label[order]]
+        second[rows] = np.repeat(taken, counts)
+        before += np.bincount(label, counts, len(totals)).astype(np.int64)
+    return second
+
+
+def _in_order(
+    texts: np.ndarray, labels: np.ndarray, seed: int, bits: int, part: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A part of the texts in an order made by the seed: their rows, and of each text the lowest
+    label and the number of rows."""
+    rows, places = [], []
+    for begin in range(0, len(texts), PART):
+        mixed = texts[begin : begin + PART] ^ np.uint64(seed % 2**63)
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+        mine = np.flatnonzero(mixed >> np.uint64(63 - bits) >> np.uint64(1) == part)
+        rows.append(begin + mine)
+        places.append(mixed[mine])
+    row, place = np.concatenate(rows), np.concatenate(places)
+    order = np.lexsort((labels[row], place))
+    row, place = row[order], place[order]
+    first = np.flatnonzero(np.r_[True, place[1:] != place[:-1]][: len(place)])
+    return row, labels[row[first]], np.diff(np.r_[first, len(row)])
 
 
 def compare_texts(splits: dict[str, "TokenStore"]) -> tuple[Counter[Any], list[int]]:

@@ -50,7 +50,8 @@ def prepare_tokenizer(
     def train(folder: Path) -> None:
         log.info("training a tokenizer on the training rows")
         rows = source.rows("train", config, "\n", source.ReadReport())
-        texts = (text for row in rows for text in (row.text, row.pair) if text)
+        chunks = itertools.chain.from_iterable(_chunks(rows))
+        texts = (text for row in chunks for text in (row.text, row.pair) if text)
         build(config, texts).save_pretrained(folder)
 
     key = key_of(VERSION, *_content("train", config, source), inspect.getsource(build))
@@ -136,9 +137,11 @@ def _chunks(rows: Iterable[SourceRow]) -> Iterator[list[SourceRow]]:
     characters = 0
     for row in rows:
         text = getattr(row, "text", None)
-        if type(text) is not str:
+        label = getattr(row, "label", None)
+        if type(text) is not str or type(label) not in (str, tuple):
             raise UserError(
-                f"data.py must yield Row(text, pair, label, ...), the text a str, not {row!r:.200}"
+                "data.py must yield Row(text, pair, label, file, line), the text a str, the label "
+                f"a str (with --multi-label a tuple of them), not {row!r:.200}"
             )
         chunk.append(row)
         characters += len(text) + len(row.pair or "")

@@ -18,6 +18,7 @@ from training.texts import split_mask
 # One value per row: where its tokens begin, tokens of its first segment, its length uncut, and
 # numbers of its text as written and after folding.
 ARRAYS = {"offsets": "<i8", "first": "<i4", "full_length": "<i4", "exact": "<u8", "folded": "<u8"}
+PART = 1 << 16  # rows looked at together where all are
 # How the tensors of a batch travel from a loader's worker.
 SENT = {"input_ids": "<i4", "attention_mask": "u1", "token_type_ids": "u1", "labels": "<i4"}
 
@@ -112,9 +113,14 @@ class TokenStore(Dataset[Batch]):
 
     def label_counts(self) -> np.ndarray:
         """Rows of each label: (labels,)."""
-        if self.multi_label:
-            return self.label_ids().sum(axis=0, dtype=np.int64)
-        return np.bincount(self.label_ids(), minlength=len(self.labels))
+        counts = np.zeros(len(self.labels), np.int64)
+        for begin in range(0, len(self), PART):
+            ids = self.label_ids(slice(begin, begin + PART))
+            if self.multi_label:
+                counts += ids.sum(axis=0, dtype=np.int64)
+            else:
+                counts += np.bincount(ids, minlength=len(counts))
+        return counts
 
     def inputs(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """The model's inputs for `rows`: tensors of (batch, length), padded at the end."""

@@ -6,6 +6,7 @@ Only the main process tells anything; on the other ranks the same calls do nothi
 import json
 import logging
 import logging.handlers
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -34,8 +35,11 @@ class ConsoleHandler(logging.Handler):
     """Prints above a progress bar that is on the screen."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        try:
+            tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| tee` was ended by the same Ctrl-C: log.txt goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def start_console(main_process: bool) -> None:
@@ -197,9 +201,11 @@ class Tracker:
             self.writer.add_scalar(name, value, 0)
         self.writer.flush()
 
-    def close(self) -> None:
+    def close_bar(self) -> None:
         if self.bar is not None:
             self.bar.close()
+
+    def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
         if self.enabled:

@@ -5,9 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from training.config import TrainConfig, UserError
 from training.tokens import TokenStore
+
+
+def weighted_sum(losses: Tensor, weight: Tensor) -> Tensor:
+    """Sum of losses times weights: (batch,), (batch,) -> (). Errors: UserError for a mean loss."""
+    if losses.shape != weight.shape:
+        raise UserError(
+            f"model.py: loss_per_row must return one loss per row, of shape {tuple(weight.shape)}, "
+            f"not {tuple(losses.shape)}"
+        )
+    return (losses * weight.to(losses.dtype)).sum()
 
 
 def row_weight(config: TrainConfig, train: TokenStore) -> Callable[[np.ndarray], np.ndarray]:
