@@ -1,21 +1,28 @@
 """The token store and the encoder: what training reads is what the tokenizer says."""
 
+import json
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_rows, write_tsv
+from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import data
 from model import build_tokenizer
+from training import texts as texts_module
 from training import tokenise
 from training.cache import cached
 from training.config import TrainConfig, UserError
 from training.encoding import Encoder
 from training.labels import sorted_labels
+from training.readers import Row
 from training.sampler import MicroBatch
 from training.texts import split_mask, text_numbers
 from training.tokenise import open_splits, prepare_tokenizer
@@ -83,6 +90,57 @@ def test_store_gives_back_every_row(settings: Settings, files: dict[str, Path]) 
     assert train.labels == ["animal", "food", "weather"]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_worker_sends_the_same_batch(settings: Settings, tmp_path: Path, several: bool) -> None:
+    """What a loader's worker delivers is what the store makes, to the type of every tensor."""
+    labels: list[Any] = [["a", "b"], [], ["b"]] if several else ["a", "b", "b"]
+    rows = [
+        {"text": text, "other": "猫 dog", "label": label}
+        for text, label in zip([LONG, "cat", "a new dog"], labels, strict=True)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    config = settings(
+        train_file=(str(path),), val_file=(), val_fraction=0.0, text_pair_column="other",
+        multi_label=several,
+    )  # fmt: skip
+    store = open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))[0]
+    planned = [replace(micro([2, 0]), weight=np.array([0.5, 0.0])), micro([1])]
+    loader = DataLoader(store, sampler=planned, batch_size=None, num_workers=1)
+    for plan, got in zip(planned, loader, strict=True):
+        made = store[plan]
+        tensors = {"labels": (made.labels, got.labels), "weight": (made.weight, got.weight)}
+        tensors |= {name: (made.inputs[name], got.inputs[name]) for name in made.inputs}
+        assert len(tensors) == 5
+        assert list(made.inputs) == list(got.inputs)
+        for expected, found in tensors.values():
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)  # types and shapes too
+        assert str(got.plan) == str(plan)
+
+
+def test_store_is_sent_without_its_rows(settings: Settings) -> None:
+    """A worker that is not forked opens the files itself, those of a part too."""
+    config = settings(val_file=(), val_fraction=0.2)
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    for store in open_splits(config, data, tokenizer)[:2]:
+        assert store is not None
+        sent = pickle.dumps(store)
+        assert len(sent) < 1000
+        received = pickle.loads(sent)
+        assert (received.label_ids() == store.label_ids()).all()
+        assert (received.lengths() == store.lengths()).all()
+
+
+def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory does not follow the length of the texts: few long ones are tokenised at a time."""
+    monkeypatch.setattr(tokenise, "CHARACTERS", 100)
+    rows = [Row("x" * (60 if i < 6 else 1), None, "a", "f", i) for i in range(3000)]
+    chunks = list(tokenise._chunks(rows))
+    assert [row for chunk in chunks for row in chunk] == rows
+    assert [len(chunk) for chunk in chunks[:3]] == [2, 2, 2]
+    assert all(sum(len(row.text) for row in chunk) < 160 for chunk in chunks)
+
+
 def test_second_run_does_not_tokenise(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +182,7 @@ def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_split_keeps_equal_texts_together(seed: int) -> None:
+def test_split_keeps_equal_texts_together(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stratified, independent of the rows' order, and no text on both sides."""
     rng = np.random.default_rng(5)
     labels = rng.choice(4, 1000, p=[0.6, 0.25, 0.12, 0.03])
@@ -138,6 +196,8 @@ def test_split_keeps_equal_texts_together(seed: int) -> None:
     order = rng.permutation(1000)
     assert (split_mask(texts[order], labels[order], 0.2, seed) == mask[order]).all()
     assert (split_mask(texts, labels, 0.2, seed + 1) != mask).any()
+    monkeypatch.setattr(texts_module, "PART", 100)  # in parts, so that memory is bounded
+    assert (split_mask(texts, labels, 0.2, seed) == mask).all()
 
 
 def test_folding() -> None:
