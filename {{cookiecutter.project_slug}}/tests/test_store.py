@@ -26,6 +26,7 @@ from training.readers import Row
 from training.sampler import MicroBatch
 from training.texts import split_mask, text_numbers
 from training.tokenise import open_splits, prepare_tokenizer
+from training.tokens import Batch
 
 Settings = Callable[..., TrainConfig]
 LONG = " ".join(["cat dog horse"] * 40)
@@ -116,6 +117,10 @@ def test_worker_sends_the_same_batch(settings: Settings, tmp_path: Path, several
         for expected, found in tensors.values():
             torch.testing.assert_close(found, expected, rtol=0, atol=0)  # types and shapes too
         assert str(got.plan) == str(plan)
+    large = torch.tensor([[70_000]])  # of a large vocabulary, and of many labels
+    ones = torch.ones(1, dtype=torch.float64)
+    sent = pickle.dumps(Batch({"input_ids": large}, large[0], ones, micro([0])))
+    assert pickle.loads(sent).inputs["input_ids"] == pickle.loads(sent).labels == 70_000
 
 
 def test_store_is_sent_without_its_rows(settings: Settings) -> None:
