@@ -189,9 +189,9 @@ class StoreWriter:
         self._append("first", encoded.first)
         self._append("full_length", encoded.full_length)
         texts = (row.text if row.pair is None else f"{row.text}\0{row.pair}" for row in rows)
-        numbers = np.array([text_numbers(text) for text in texts], np.uint64)
-        self._append("exact", numbers[:, 0])
-        self._append("folded", numbers[:, 1])
+        numbers = np.fromiter(itertools.chain.from_iterable(map(text_numbers, texts)), np.uint64)
+        self._append("exact", numbers[::2])
+        self._append("folded", numbers[1::2])
         names = [row.label if self.multi_label else (row.label,) for row in rows]
         ids = [self.label_ids[name, row] for row, several in zip(rows, names, strict=True)
                for name in dict.fromkeys(several)]  # fmt: skip
