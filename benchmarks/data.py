@@ -303,6 +303,7 @@ def draw(sizes: list[int], built: Any, epoch: Any, trained: Any) -> None:
     lines = {
         "builder of the store: peak RSS": [built[n]["peak"] for n in sizes],
         "train.py: RssAnon of the rank": [trained[n]["rank"] for n in sizes],
+        "train.py: RssAnon of a worker": [trained[n]["worker"] for n in sizes],
         "an epoch's batches: RssAnon of the rank": [epoch[n]["rank"] for n in sizes],
         "an epoch's batches: RssAnon of a worker": [epoch[n]["worker"] for n in sizes],
     }
@@ -312,10 +313,11 @@ def draw(sizes: list[int], built: Any, epoch: Any, trained: Any) -> None:
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.minorticks_off()
-    axes.set_ylim(0)
+    axes.set_ylim(0, 1100)
     axes.set_xlabel("rows")
     axes.set_ylabel("MiB")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("Memory against rows", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, loc=(0.02, 0.55))
     PLOT.parent.mkdir(exist_ok=True)
     figure.savefig(PLOT, dpi=120)
 

@@ -209,7 +209,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     before = log.propagate, log.level
 
     def call(*arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["data.py", *arguments])
+        whatever_the_project_uses = ("--model", "from-scratch")
+        monkeypatch.setattr(sys, "argv", ["data.py", *arguments, *whatever_the_project_uses])
         report.main()
 
     yield call

@@ -67,10 +67,10 @@ class Encoder:
         for segments in zip(*contents, strict=True):
             rooms = self._rooms([len(s) for s in segments], room)
             ids = list(frame[0])
-            for number, (segment, room, after) in enumerate(
+            for number, (segment, most, after) in enumerate(
                 zip(segments, rooms, frame[1:], strict=True)
             ):
-                ids += segment if len(segment) <= room else self._cut(segment, room)
+                ids += segment if len(segment) <= most else self._cut(segment, most)
                 ids += after
                 if number == 0:
                     result.first.append(len(ids))
