@@ -138,6 +138,8 @@ class Launch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
+            # Tests in the background of a script are started with SIGINT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def told(self, name: str, ranks: int = 2) -> list[dict[str, Any]]:
