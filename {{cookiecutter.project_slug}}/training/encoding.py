@@ -80,9 +80,9 @@ class Encoder:
 
     @staticmethod
     def _rooms(lengths: list[int], room: int) -> list[int]:
-        """How many tokens of each text are kept: the shorter of two keeps up to half the room."""
-        if len(lengths) == 1 or sum(lengths) <= room:
-            return [room] * len(lengths)
+        """Tokens kept of each text of a pair: the shorter one keeps up to half the room."""
+        if sum(lengths) <= room:
+            return lengths
         shorter = min(min(lengths), room // 2)
         return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 

@@ -163,8 +163,7 @@ class StoreWriter:
         self.pairs = config.text_pair_column is not None
         self.ids_type = "<u2" if vocabulary <= 2**16 else "<i4"
         self.label_ids = LabelIds(labels)
-        self.rows = self.tokens = self.cut = 0
-        self.max_length = config.max_length
+        self.rows = self.tokens = 0
         with ExitStack() as stack:
             names = [f"{name}.bin" for name in (*ARRAYS, "ids", "label_flat", "label_count")]
             self.files: dict[str, BinaryIO] = {
@@ -199,7 +198,6 @@ class StoreWriter:
         self._append("label_count", [len(set(several)) for several in names], "<i4")
         self.rows += len(rows)
         self.tokens += int(lengths.sum())
-        self.cut += int((np.asarray(encoded.full_length) > self.max_length).sum())
 
     def finish(self, report: Any) -> None:
         """Write the labels under their final ids, and the description of the store."""
@@ -225,7 +223,7 @@ class StoreWriter:
         paths[0].unlink()
         paths[1].unlink()
         meta = {
-            "rows": self.rows, "lines": report.lines, "tokens": self.tokens, "cut": self.cut,
+            "rows": self.rows, "lines": report.lines,
             "labels": final, "multi_label": self.multi_label, "pairs": self.pairs,
             "ids": self.ids_type, "bad_rows": report.bad_row_count, "notes": list(report.notes),
         }  # fmt: skip
