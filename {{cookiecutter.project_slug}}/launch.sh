@@ -9,9 +9,13 @@
 # Ctrl-C, SIGTERM or SIGUSR1 asks the ranks to save and stop; Ctrl-C again stops them at once.
 # Flags with file names are relative to the folder that you call this from.
 #
+#   ./launch.sh --max-restarts 3               after a crash, start again from the last checkpoint
+#
+# Exit codes: 0 finished, or stopped and saved; 2 something for you to mend; 3 a rank hung; 1 another
+# error; above 128 ended by a signal, or stopped before there was anything to save.
+#
 # It is `torchrun --nproc-per-node N train.py [flags]` with clearer errors: see training/launch.py.
-# torchrun's own settings are given as its variables: PET_MAX_RESTARTS=1 starts again after a crash
-# (with a --run-name, to resume), PET_TEE=3 shows what every rank prints.
+# torchrun's own settings are given as its variables: PET_TEE=3 shows what every rank prints.
 set -euo pipefail
 here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 

@@ -27,17 +27,21 @@ from torch.utils.data import DataLoader
 
 import data
 from model import build_model, build_tokenizer, load_weights, loss_per_row
-from training import checkpoint, distributed, runs
+from training import distributed, runs, state, watch
 from training.config import TrainConfig, batch_sizes
-from training.distributed import gather, is_main, on_main, reduce_tensor
+from training.distributed import is_main, on_main
 from training.evaluation import evaluate
+from training.meter import Meter, RunningLoss
 from training.optimizer import Schedule, build_optimizer, learning_rates
 from training.results import describe_data, describe_model, finish, keep_bad_rows
-from training.rng import rng_state, seed_everything, set_rng_state
+from training.rng import seed_everything
 from training.sampler import BatchPlan
+from training.saving import Saver
+from training.skipping import SkippedSteps, step_if_finite
+from training.stopping import Interrupted, StopRequest
 from training.tokenise import open_splits, prepare_tokenizer
-from training.tracking import Meter, Tracker, start_console
-from training.weights import row_weight, weighted_sum
+from training.tracking import Tracker, start_console
+from training.weights import check_logits, row_weight, weighted_sum
 
 log = logging.getLogger("training")
 
@@ -45,7 +49,7 @@ log = logging.getLogger("training")
 def main(config: TrainConfig, device: torch.device) -> None:
     began = time.perf_counter()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    stop = distributed.StopRequest()
+    stop = StopRequest(config.max_time)
     start_console(is_main())
     run, source = on_main(lambda: runs.choose(config))
     sizes = batch_sizes(config, world_size)
@@ -89,159 +93,150 @@ def main(config: TrainConfig, device: torch.device) -> None:
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     autocast = partial(torch.autocast, device.type, half, enabled=half is not None)
-    measure = partial(evaluate, model, device=device, autocast=autocast,
+    measure = partial(evaluate, model, device=device, autocast=autocast, stopping=stop.agreed,
                       batch_size=config.eval_batch_size)  # fmt: skip
 
     # -- resume ----------------------------------------------------------------------------------
     seed_everything(config.seed + 1 + rank)  # another dropout on every rank
-    step = epoch = step_in_epoch = 0
-    best: dict = {"score": -math.inf, "step": 0, "waited": 0}
-    loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # of this rank, since last log
-    weight_sum = 0.0  # of all ranks, since last log
-    evaluation_due = False
+    at, loss_sum = state.Progress(), RunningLoss(device)
+    skipped = SkippedSteps(run, plan, train, schedule, scaler, config.max_bad_steps)
+    parts: dict[str, state.Part] = {
+        "optimizer": optimizer, "schedule": schedule, "scaler": scaler, "skipped": skipped,
+    }  # fmt: skip
     learned = config.what_is_learned() | {
         "global_batch_size": sizes.global_batch_size, "total_steps": total_steps,
         "data": [train.folder.name, val and val.folder.name],
     }  # fmt: skip
     if source is not None:
-        state = checkpoint.load_state(on_main((source / "state.pt").read_bytes))
-        checkpoint.check_same_run(state["learned"], learned)
         on_main(lambda: load_weights(model, source))
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        if scaler.is_enabled() and state["scaler"]:
-            scaler.load_state_dict(state["scaler"])
-        step, epoch, step_in_epoch = state["step"], state["epoch"], state["step_in_epoch"]
-        best, weight_sum = state["best"], state["weight_sum"]
-        evaluation_due = state["evaluation_due"]
-        of_ranks = state["ranks"]
-        if len(of_ranks) == world_size:
-            loss_sum += of_ranks[rank]["loss_sum"]
-            set_rng_state(of_ranks[rank]["rng"], device)
-        else:
-            loss_sum += sum(r["loss_sum"] for r in of_ranks) if rank == 0 else 0.0
-            log.warning("the run had %d ranks and now has %d: the same rows in the same steps, "
-                        "other dropout", len(of_ranks), world_size)  # fmt: skip
-        log.info("resuming after step %d from %s", step, source)
+        state.restore(source, at, parts, loss_sum, learned, config.resume_anyway)
+    if not on_main(lambda: runs.claim(run, source, at.step, at.best_step)):
+        at.best_score, at.best_step = -math.inf, 0  # those weights are not here: find others
 
     # -- ready -----------------------------------------------------------------------------------
-    if not on_main(lambda: runs.claim(run, source, best["step"])):
-        best.update(score=-math.inf, step=0)  # those weights are not here: find others
-    tracker = Tracker(run, config, is_main(), step)
+    tracker = Tracker(run, config, is_main(), at)
     on_main(lambda: keep_bad_rows(run, splits))
+    saver = Saver(run, model, tokenizer, config.keep_checkpoints)
     ddp = distributed.wrap(model, device)  # gives every rank the main process's weights
     parameters = [p for p in model.parameters() if p.requires_grad]
     meter = Meter()
+    stop.ready()  # until here a signal ended this process at once: there was nothing to save
 
-    def validate() -> None:
-        """Evaluate, tell the schedule, and keep the weights if they are the best so far."""
+    def validate() -> bool:
+        """Evaluate and tell the schedule. Returns whether these weights are the best so far."""
         assert val is not None
-        result = measure(store=val)
-        note = "  before training"  # which also proves that evaluation works
-        if step > 0:
+        result, best, note = measure(store=val), False, "  before training"
+        if at.step > 0:  # the other one proves that evaluation works
             score = result.metrics[config.metric] * (-1 if config.metric == "loss" else 1)
+            score = score if math.isfinite(result.metrics["loss"]) else math.nan  # broken weights
             schedule.evaluated(score)
-            best["waited"] += 1
-            note = f"  best {config.metric} was at step {best['step']}"
-            if score > best["score"]:  # never true of NaN
-                best.update(score=score, step=step, waited=0)
-                note = f"  best {config.metric} so far"
-                on_main(lambda: checkpoint.export(run / "best", model, tokenizer, step))
+            best = at.evaluated(score)
+            note = f"  best {config.metric} " + ("so far" if best else f"was at {at.best_step}")
             distributed.check_replicas(model)
-        tracker.evaluated(step, step / plan.steps_per_epoch, "val", result, note)
+        tracker.evaluated(at.step, at.step / plan.steps_per_epoch, "val", result, note)
+        return best
 
-    if val is not None and (source is None or evaluation_due):
-        validate()
+    def save(best: bool) -> None:
+        watch.at("saving", at.step)
+        content = state.collect(at, parts, loss_sum, learned)
+        on_main(partial(saver.save, at.step, content, best))
+
+    stopped = False
+    if val is not None and (source is None or at.evaluation_due):
+        try:
+            best, at.evaluation_due = validate(), False
+            if at.step > 0:
+                save(best)
+        except Interrupted:
+            stopped = True
 
     # -- training --------------------------------------------------------------------------------
     log.info("training to step %d, %d in an epoch; %s", total_steps, plan.steps_per_epoch, run)
-    tracker.start_bar(total_steps, step)
+    tracker.start_bar(total_steps, at.step)
     patience = config.early_stopping_patience
-    stopped, early = False, 0 < patience <= best["waited"]
+    early = 0 < patience <= at.waited
     model.train()
     meter.reset()
-    while step < total_steps and not stopped and not early:
-        plan.set_epoch(epoch, step_in_epoch)
+    while at.step < total_steps and not stopped and not early:
+        plan.set_epoch(at.epoch, at.step_in_epoch)
         for batch in meter.timed(loader):
             micro = batch.plan
             inputs = {k: v.to(device, non_blocking=True) for k, v in batch.inputs.items()}
             labels = batch.labels.to(device, non_blocking=True)
             weight = batch.weight.to(device, non_blocking=True)  # (batch,)
+            watch.at("training", at.step + 1, inputs["input_ids"].shape)
             with nullcontext() if micro.ends_step else ddp.no_sync():
                 with autocast():
                     logits = ddp(**inputs).logits  # (batch, labels)
+                check_logits(logits, len(labels), len(train.labels))
                 losses = loss_per_row(logits, labels, config.label_smoothing)
                 loss = weighted_sum(losses, weight)
                 # DDP averages over ranks; this makes it the mean over the whole global batch.
                 scaler.scale(loss * (world_size / micro.weight_sum)).backward()
-            loss_sum += loss.detach()
+            loss_sum.add(loss)
             if not micro.ends_step:
                 continue
+            distributed.check_gradients(model)
             scaler.unscale_(optimizer)
             grad_norm = clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
-            scale = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            if scaler.get_scale() >= scale:  # lower: fp16 overflowed and the step was skipped
-                schedule.step()
+            bad = step_if_finite(optimizer, scaler, grad_norm)  # alike on all ranks
+            schedule.step()
             optimizer.zero_grad()
 
-            step, step_in_epoch = step + 1, step_in_epoch + 1
-            weight_sum += micro.weight_sum
+            skipped.add(bad, at)
+            loss_sum.end_step(micro.weight_sum, bad)
+            at.end_step(plan.steps_per_epoch)
             meter.add(micro)
             tracker.advance()
-            if step % config.log_every == 0 or step == total_steps:
-                tracker.train_step(step, step / plan.steps_per_epoch, {
-                    "loss": reduce_tensor(loss_sum).item() / weight_sum,
+            if at.step % config.log_every == 0 or at.step == total_steps:
+                tracker.train_step(at.step, at.step / plan.steps_per_epoch, {
+                    "loss": loss_sum.mean(),
                     **learning_rates(optimizer),
                     "grad_norm": grad_norm.item(),
                     "loss_scale": scaler.get_scale(),
                     **meter.rates(),
                 })  # fmt: skip
-                loss_sum.zero_()
-                weight_sum = 0.0
                 meter.reset()
 
             # -- evaluate, save, stop: every rank decides the same ---------------------------------
-            stopped = stop.agreed()
-            at_evaluation = step == total_steps or step_in_epoch in eval_steps
-            at_save = bool(config.save_every) and step % config.save_every == 0
-            if step_in_epoch == plan.steps_per_epoch:
-                epoch, step_in_epoch = epoch + 1, 0
+            stopped = stop.agreed(saver.error or tracker.error)
+            at_evaluation = (
+                at.step == total_steps or (at.step_in_epoch or plan.steps_per_epoch) in eval_steps
+            )
+            at_save = bool(config.save_every) and at.step % config.save_every == 0
+            if config.check_replicas_every and at.step % config.check_replicas_every == 0:
+                distributed.check_replicas(model)
             if not (stopped or at_evaluation or at_save):
                 continue
             with meter.pause():
-                evaluation_due = at_evaluation and val is not None
-                if evaluation_due and not stopped:  # else it is the first thing after resuming
-                    validate()
-                    evaluation_due = False
-                early = 0 < patience <= best["waited"]
-                mine = {"rng": rng_state(device), "loss_sum": loss_sum.item()}
-                state = {
-                    "step": step, "epoch": epoch, "step_in_epoch": step_in_epoch, "best": best,
-                    "evaluation_due": evaluation_due, "weight_sum": weight_sum,
-                    "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
-                    "scaler": scaler.state_dict(), "ranks": gather(mine), "learned": learned,
-                }  # fmt: skip
-                on_main(partial(checkpoint.save, run / "checkpoints", step, model, tokenizer, state,
-                                config.keep_checkpoints))  # fmt: skip
-            if stopped or early or step >= total_steps:
+                best, at.evaluation_due = False, at_evaluation and val is not None
+                if at.evaluation_due and not stopped:  # else it is the first thing after resuming
+                    try:
+                        best, at.evaluation_due = validate(), False
+                    except Interrupted:
+                        stopped = True
+                early = 0 < patience <= at.waited
+                save(best)
+            if stopped or early or at.step >= total_steps:
                 break
 
     # -- the end ---------------------------------------------------------------------------------
-    stop.close()
+    skipped.close()
+    on_main(saver.wait)
     if not stopped and val is None:
-        on_main(lambda: checkpoint.export(run / "best", model, tokenizer, step))
+        on_main(partial(saver.save, at.step, None, best=True))
+        on_main(saver.wait)
     if on_main((run / "best").exists) and not stopped:
         on_main(lambda: load_weights(model, run / "best"))
         distributed.broadcast_weights(model)
     facts = {
-        "stopped": stopped, "step": step, "epoch": step / plan.steps_per_epoch,
-        "best_step": best["step"] or step, "early": early, "metric": config.metric,
+        "stopped": stopped, "step": at.step, "epoch": at.step / plan.steps_per_epoch,
+        "best_step": at.best_step or at.step, "early": early, "metric": config.metric,
         "labels": train.labels, "timings": {"seconds": time.perf_counter() - began},
     }  # fmt: skip
     final = {} if stopped else {k: s for k, s in splits.items() if s is not None and k != "train"}
     finish(run, config, tracker, measure, final, facts)
+    stop.close()
     tracker.close()
     runs.release()
 

@@ -1,5 +1,10 @@
 """What tests run on ranks. Imported there and here; every function is called on each rank."""
 
+import os
+import resource
+import shutil
+import signal
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +17,24 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 import train
 from model import build_model, build_tokenizer, loss_per_row
-from training import distributed
+from training import distributed, runs, stopping, watch
 from training.config import TrainConfig, batch_sizes
 from training.evaluation import compute_metrics, gather_logits
 from training.rng import seed_everything
 from training.sampler import BatchPlan
 from training.tokenise import open_splits, prepare_tokenizer
+from training.tracking import Tracker
 from training.weights import row_weight
 
 TIMEOUT = 20.0  # of a collective: a hang becomes an exception
 
 
 def run(config: TrainConfig) -> None:
-    train.main(config, distributed.setup(TIMEOUT))
+    watch.at(watch.START)  # these processes have had other runs
+    try:
+        train.main(config, distributed.setup(TIMEOUT)[0])
+    finally:
+        runs.release()  # of a run that failed
 
 
 class Patch:
@@ -43,15 +53,18 @@ class Patch:
 
 def many_runs(configs: list[TrainConfig]) -> None:
     """Several runs in one process group each, one after the other."""
-    device = distributed.setup(TIMEOUT)
+    device, _ = distributed.setup(TIMEOUT)
     for config in configs:
         train.main(config, device)
 
 
 def run_stopped_at(config: TrainConfig, step: int) -> None:
     """A run in which all ranks agree to stop after `step`."""
-    steps = iter(range(1, 10**6))
-    with Patch(distributed.StopRequest, "agreed", lambda self: next(steps) == step):
+
+    def agreed(self: Any, error: Any = None) -> bool:
+        return watch.now[:2] == ("training", step)
+
+    with Patch(stopping.StopRequest, "agreed", agreed):
         run(config)
 
 
@@ -118,17 +131,87 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
 
 def run_edited(config: TrainConfig, edit: str) -> None:
     """A run with a model.py that a user has edited wrongly."""
-    if edit == "mean loss":
-        patch = Patch(train, "loss_per_row", lambda *args: loss_per_row(*args).mean())
-    else:
-        patch = Patch(train, "build_model", lambda c, t, labels: build_model(c, t, labels[:2]))
-    with patch:
+
+    def with_unused_layer(*args: Any) -> Any:
+        model = build_model(*args)
+        model.head_of_old = torch.nn.Linear(3, 3)
+        return model
+
+    def skipping_on_one_rank(*args: Any) -> Any:
+        model = build_model(*args)
+        if torch.distributed.get_rank() == 1:  # the encoder's weights have no share in the loss
+            model.classifier.register_forward_pre_hook(lambda _, args: (args[0].detach(),))
+        return model
+
+    patches = {
+        "mean loss": ("loss_per_row", lambda *args: loss_per_row(*args).mean()),
+        "two logits": ("build_model", lambda c, t, labels: build_model(c, t, labels[:2])),
+        "unused layer": ("build_model", with_unused_layer),
+        "skipped on a rank": ("build_model", skipping_on_one_rank),
+    }
+    with Patch(train, *patches[edit]):
         run(config)
+
+
+def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: int = 0) -> None:
+    """A run in which one rank's loss, or its gradient alone, is not finite in some steps."""
+
+    def loss(logits: Any, *args: Any) -> torch.Tensor:
+        losses = loss_per_row(logits, *args)
+        if torch.distributed.get_rank() != 1 or watch.now.step not in steps:
+            return losses
+        if kind == "loss":
+            return losses + torch.inf  # its gradient alone is finite
+        return losses + (logits.sum(1) * 0).sqrt()  # its value is
+
+    with Patch(train, "loss_per_row", loss):
+        run_stopped_at(config, stop)
+
+
+def run_stopped_in(config: TrainConfig, phase: str, batch: int = 1) -> None:
+    """A run in which all ranks agree to stop when an evaluation has come to `batch`."""
+
+    def agreed(self: Any, error: Any = None) -> bool:
+        return watch.now.phase == phase and watch.now.step >= batch
+
+    with Patch(stopping.StopRequest, "agreed", agreed):
+        run(config)
+
+
+def run_with_short_disk(config: TrainConfig, limit: int) -> None:
+    """A run that cannot write a file of more than `limit` bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        run(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def run_and_lose_folder(config: TrainConfig, step: int) -> None:
+    """A run whose folder is removed while it trains."""
+
+    def advance(self: Any) -> None:
+        if torch.distributed.get_rank() == 0 and watch.now.step == step:
+            shutil.rmtree(Path(config.runs_dir) / str(config.run_name))
+
+    with Patch(Tracker, "advance", advance):
+        run(config)
+
+
+def run_until_time_is_up(config: TrainConfig, seconds: float) -> None:
+    """A run with --max-time 00:01 that was launched so long ago that only `seconds` are left."""
+    os.environ["LAUNCHED_AT"] = str(time.time() - 60 + seconds)
+    try:
+        run(replace(config, max_time="00:01"))
+    finally:
+        del os.environ["LAUNCHED_AT"]
 
 
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Per-row logits, truth and metrics of the validation rows, with fresh weights."""
-    device = distributed.setup(TIMEOUT)
+    device, _ = distributed.setup(TIMEOUT)
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
     _, val, _ = open_splits(config, data, tokenizer)
     assert val is not None

@@ -60,14 +60,22 @@ def test_one_line_on_every_rank(
 
 
 def test_wrong_edits_of_model_py(ranks: Ranks, settings: Settings) -> None:
-    """A loss that is a mean, logits for other labels: a sentence that names model.py."""
+    """A loss that is a mean, logits for other labels, a part that is not used, on all ranks or on
+    one: a sentence that names model.py, not a stack of collectives."""
     for edit, message in (
         ("mean loss", r"loss_per_row must return one loss per row, of shape \(16,\), not \(\)"),
-        ("two logits", r"model.py gives logits of shape \(2,\) for a row; there are 3 labels"),
+        ("two logits", r"gives logits of shape \(32, 2\) for 32 rows; there are 3 labels"),
+        ("unused layer", "model.py: head_of_old.weight, head_of_old.bias took no part in the loss"),
     ):
         with pytest.raises(RankError, match=message) as error:
             ranks.run(2, jobs.run_edited, settings(run_name=edit), edit)
         assert error.value.kinds == ["UserError", "UserError"]
+    no_val = settings(val_fraction=0.0, val_file=())  # then the first step finds it
+    with pytest.raises(RankError, match=r"gives logits of shape \(16, 2\) for 16 rows"):
+        ranks.run(2, jobs.run_edited, no_val, "two logits")
+    with pytest.raises(RankError, match=r"took no part in the loss on rank 1; use them") as error:
+        ranks.run(2, jobs.run_edited, settings(run_name="skipped"), "skipped on a rank")
+    assert error.value.kinds[1] == "UserError"
 
 
 def test_bad_rows_are_listed(ranks: Ranks, settings: Settings, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ranks import Ranks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from training.config import TrainConfig
+from training.state import Progress
 from training.tracking import _forget_after
 
 Settings = Callable[..., TrainConfig]
@@ -129,8 +130,11 @@ def test_trains_without_tensorboard(ranks: Ranks, settings: Settings) -> None:
 def test_forgets_steps_that_come_again(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st', "utf-8")
-    _forget_after(path, 2)
+    _forget_after(path, Progress(step=2))
     assert path.read_text("utf-8") == '{"step": 1}\n{"step": 2}\n'
+    path.write_text('{"step": 2, "split": "val"}\n{"step": 2, "split": "train"}\n', "utf-8")
+    _forget_after(path, Progress(step=2, evaluation_due=True))
+    assert path.read_text("utf-8") == '{"step": 2, "split": "train"}\n'
 
 
 def test_two_runs_of_one_name(ranks: Ranks, settings: Settings) -> None:

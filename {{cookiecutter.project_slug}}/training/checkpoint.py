@@ -9,8 +9,10 @@ import io
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,22 +24,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from training.config import UserError
 
 log = logging.getLogger("training")
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
 
 
-def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0) -> None:
+def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, size: int = 0) -> None:
     """Make `folder` by `write`, under a temporary name, flushed to disk, then renamed.
 
     An existing `folder` is replaced, and is kept aside until the new one stands. On any error the
-    temporary folder is removed and the old one is as it was.
+    temporary folder is removed and the old one is as it was. `size`: bytes that it needs, about.
+    Errors: UserError when the disk is the fault.
     """
     writing = folder.with_name(f".writing-{folder.name}")
     old = folder.with_name(f".old-{folder.name}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(writing, ignore_errors=True)
     try:
-        writing.mkdir()
+        writing.mkdir()  # no parents: where the run's folder is gone, this is not the place
         write(writing)
         files = {}
         for path in sorted(p for p in writing.rglob("*") if p.is_file()):
@@ -64,8 +66,10 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0) -> 
         ):
             raise  # no fault of the disk
         reason = getattr(error, "strerror", None) or str(error)
-        free = shutil.disk_usage(folder.parent).free / 2**20
-        raise UserError(f"cannot write {folder}: {reason} ({free:,.0f} MiB are free)") from error
+        if folder.parent.is_dir():
+            free = shutil.disk_usage(folder.parent).free / 2**20
+            reason += f" (it needs about {size / 2**20:,.1f} MiB, {free:,.1f} MiB are free)"
+        raise UserError(f"cannot write {folder}: {reason}") from error
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
@@ -85,53 +89,65 @@ def _sync_folder(folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Put back what `write_folder` had set aside when it was killed between its two renames."""
-    old = folder.with_name(f".old-{folder.name}")
-    if old.exists() and not folder.exists():
-        os.replace(old, folder)
-
-
-def export(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, step: int
-) -> None:
-    """Write the model and tokenizer so that `transformers` loads them, without the network."""
-
-    def write(folder: Path) -> None:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-    write_folder(folder, write, step)
+    """Tidy up in `folder` what a killed `write_folder` left: half a folder, or one set aside."""
+    for half in folder.glob(".writing-*"):
+        shutil.rmtree(half, ignore_errors=True)
+    for old in folder.glob(".old-*"):
+        whole = folder / old.name.removeprefix(".old-")
+        if whole.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(old, whole)
 
 
 def save(
-    checkpoints: Path,
+    folder: Path,
     step: int,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    state: dict[str, Any],
-    keep: int,
-) -> Path:
-    """Write the checkpoint of `step`; only then remove all but the newest `keep` of this run."""
+    weights: dict[str, torch.Tensor] | None = None,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Write the model and tokenizer so that `transformers` loads them, without the network.
+
+    `weights`: instead of the model's own. `state`: what else a checkpoint holds.
+    """
 
     def write(folder: Path) -> None:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
-        torch.save(state, folder / "state.pt")
+        if state is not None:
+            torch.save(state, folder / "state.pt")
 
-    folder = checkpoints / f"step-{step:08d}"
-    write_folder(folder, write, step)
+    size = sum(t.nbytes for t in (weights or model.state_dict()).values())
+    write_folder(folder, write, step, size * (1 if state is None else 3))  # AdamW has two a weight
+
+
+def remove_old(checkpoints: Path, keep: int) -> None:
+    """Remove all but the newest `keep`, by number."""
     for _, old in saved(checkpoints)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
-    return folder
+
+
+def set_aside_after(checkpoints: Path, step: int) -> None:
+    """Rename what is there of later steps, which a run that goes on from `step` makes anew.
+
+    They are of another course of the run, or damaged; the user may want them all the same.
+    """
+    for number, folder in saved(checkpoints):
+        if number > step:
+            aside = folder.with_name(f"aside-{time.strftime('%Y%m%d-%H%M%S')}-{folder.name}")
+            os.replace(folder, aside)
+            log.warning("going on from step %d; set aside as %s: %s", step, aside.name, folder)
 
 
 def saved(checkpoints: Path) -> list[tuple[int, Path]]:
     """The checkpoints in a folder, (step, path), oldest first, by number."""
-    found = []
-    for path in checkpoints.glob("step-*"):
-        if match := re.fullmatch(r"step-(\d+)", path.name):
-            found.append((int(match[1]), path))
-    return sorted(found)
+    found = {}
+    for path in sorted(checkpoints.glob("*step-*")):  # one that was set aside comes first
+        if match := re.fullmatch(r"(?:\.old-)?step-(\d+)", path.name):
+            found[int(match[1])] = path
+    return sorted(found.items())
 
 
 def problem_of(folder: Path) -> str | None:
@@ -181,13 +197,21 @@ def newest(checkpoints: Path) -> Path | None:
     return None
 
 
-def load_state(content: bytes) -> dict[str, Any]:
-    """The content of `state.pt`. Only tensors and plain types are ever unpickled."""
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+def load_state(content: bytes, folder: Path) -> dict[str, Any]:
+    """The content of `folder`'s state.pt. Only tensors and plain types are ever unpickled.
+
+    Errors: UserError when there is anything else in it.
+    """
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{folder}/state.pt holds more than data, not loaded: {reason}") from None
 
 
-def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to continue a run with settings under which it would have learned something else."""
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], insist: bool) -> None:
+    """Refuse to continue a run with settings under which it would have learned something else,
+    unless told to `insist`."""
     if saved["total_steps"] != now["total_steps"]:
         log.warning(
             "the schedule was made for %d steps and now is for %d: the learning rate goes on from "
@@ -195,12 +219,15 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
         )  # fmt: skip
         saved = saved | {"total_steps": now["total_steps"]}
     different = [k for k in now if _plain(saved.get(k)) != _plain(now[k])]
-    if different:
-        shown = "; ".join(f"{k} was {saved.get(k)!r}, now {now[k]!r}" for k in different)
+    if not different:
+        return
+    shown = "; ".join(f"{k} was {saved.get(k)!r}, now {now[k]!r}" for k in different)
+    if not insist:
         raise UserError(
-            f"this run cannot be continued with other settings: {shown:.500}; "
-            "give another --run-name to start a new one"
+            f"this run cannot be continued with other settings: {shown:.500}; give another "
+            "--run-name to start a new one, or insist with --resume-anyway"
         )
+    log.warning("continued anyway, though rows may come twice or never in this epoch: %s", shown)
 
 
 def _plain(value: Any) -> Any:

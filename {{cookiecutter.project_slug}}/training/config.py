@@ -3,12 +3,17 @@
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+PROJECT = Path(__file__).resolve().parent.parent
 FROM_SCRATCH = "from-scratch"  # the model that needs no download
+USER_ERROR = 2  # exit code of a rank whose error one line tells
+HUNG = 3  # ... that gave up waiting for another rank
+STOPPED_EARLY = 143  # ... that was asked to stop before there was anything to save
 HUB = "hf://"  # begins the name of a Hugging Face data set, where a file could stand
 
 
@@ -75,7 +80,8 @@ class TrainConfig:
     gradient_checkpointing: bool = opt(False, "less memory, about a third slower")
     compile: bool = opt(False, "torch.compile: slower start, then faster on GPUs")
     deterministic: bool = opt(False, "deterministic kernels alone: bit-for-bit runs on GPUs")
-    timeout: float = opt(1800.0, "seconds that a rank waits for the others before the run fails")
+    timeout: float = opt(1800.0, "seconds without progress, while starting, that end the run")
+    step_timeout: float = opt(600.0, "the same from the first step on; 0: wait --timeout there too")
     # -- evaluation
     evals_per_epoch: int = opt(1, "raise it when an epoch takes hours; 0: only at the end")
     metric: str = opt(
@@ -83,10 +89,16 @@ class TrainConfig:
         "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss",
     )  # fmt: skip
     early_stopping_patience: int = opt(0, "evaluations without a better metric; 0: never stop")
+    max_bad_steps: int = opt(20, "skipped steps in a row (loss or gradient not finite) that end it")
+    check_replicas_every: int = opt(0, "steps between checks of the ranks' weights; [evaluations]")
     # -- run
     run_name: str | None = opt(None, "folder in --runs-dir; a used name continues it [the time]")
     runs_dir: str = opt("runs", "where runs are kept")
     resume: str = opt("auto", "continue a run of this name; never; or a run or checkpoint folder")
+    resume_anyway: bool = opt(
+        False, "continue although settings differ that change what is learned"
+    )
+    max_time: str | None = opt(None, "HH:MM from the launch on; then save and stop")
     log_every: int = opt(10, "steps between two lines of the log")
     save_every: int = opt(0, "steps between checkpoints, besides those at evaluations")
     keep_checkpoints: int = opt(2, "newest checkpoints kept; the best weights are in best/")
@@ -121,15 +133,16 @@ PATHS = "model train_file val_file test_file cache_dir class_weights runs_dir".s
 # These do not change what is learned: a resumed run may change them.
 NEUTRAL = (
     "cache_dir batch_size gradient_accumulation_steps num_workers compile timeout run_name "
-    "runs_dir resume log_every save_every keep_checkpoints epochs max_steps eval_batch_size "
+    "runs_dir resume resume_anyway log_every save_every keep_checkpoints epochs max_steps "
+    "max_time step_timeout max_bad_steps check_replicas_every eval_batch_size "
     "early_stopping_patience gradient_checkpointing deterministic train_file val_file test_file"
 ).split()
 AT_LEAST = {
     8: "max_length",
     1: "batch_size global_batch_size gradient_accumulation_steps eval_batch_size "
-    "epochs max_steps log_every keep_checkpoints",
+    "epochs max_steps log_every keep_checkpoints max_bad_steps",
     0: "num_workers lr weight_decay max_grad_norm early_stopping_patience evals_per_epoch "
-    "save_every seed timeout",
+    "save_every seed timeout step_timeout check_replicas_every",
 }
 SHARES = ("val_fraction", "warmup_ratio", "label_smoothing", "dropout")
 
@@ -162,11 +175,21 @@ def check(config: TrainConfig) -> None:
         raise UserError("no train_file: give --train-file, or set it in config.toml")
     if config.run_name is not None and Path(config.run_name).name != config.run_name:
         raise UserError(f"run_name {config.run_name!r} must be a plain folder name")
+    if config.max_time is not None:
+        seconds_of(config.max_time)
     no_val = not config.val_file and not config.val_fraction
     if no_val and (config.early_stopping_patience or config.schedule == "plateau"):
         raise UserError("early stopping and the plateau schedule need val_file or val_fraction")
     if config.multi_label and (config.class_weights != "none" or config.label_smoothing):
         raise UserError("class_weights and label_smoothing do not go with multi_label")
+
+
+def seconds_of(max_time: str) -> int:
+    """Seconds in "HH:MM". Errors: UserError."""
+    match = re.fullmatch(r"(\d+):([0-5]\d)", max_time)
+    if match is None:
+        raise UserError(f"max_time must be hours and minutes, as 11:30, not {max_time!r}")
+    return int(match[1]) * 3600 + int(match[2]) * 60
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,10 +16,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 
-from training.config import TrainConfig, UserError
+from training import crash, watch
+from training.config import STOPPED_EARLY, USER_ERROR, TrainConfig, UserError
 
 T = TypeVar("T")
 
@@ -50,8 +50,8 @@ def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
     return rank, local_rank, world_size
 
 
-def setup(timeout: float = 1800.0) -> torch.device:
-    """Join the process group and return this rank's device.
+def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
+    """Join the process group; return this rank's device and the store that all ranks share.
 
     `timeout`: seconds that a collective waits for the other ranks before it fails.
     """
@@ -70,13 +70,18 @@ def setup(timeout: float = 1800.0) -> torch.device:
         torch.accelerator.set_device_index(local_rank)
         # CPU tensors go over gloo: what ranks say to each other never waits for the device.
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    options: dict[str, Any] = {"backend": backend, "timeout": timedelta(seconds=timeout)}
-    if world_size == 1:
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    else:
-        options |= {"init_method": "env://", "rank": rank, "world_size": world_size}
-    dist.init_process_group(**options)
-    return device
+    patience = timedelta(seconds=timeout)
+    store: dist.Store = dist.HashStore()
+    if world_size > 1:
+        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
+        store.set_timeout(patience)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # none reads what another wrote
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group(
+        backend=backend, timeout=patience, store=dist.PrefixStore("group", store), rank=rank,
+        world_size=world_size,
+    )  # fmt: skip
+    return device, store
 
 
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
@@ -88,26 +93,33 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     On failure other ranks may wait in a collective, so this rank leaves at once, without a
     farewell that could hang; the launcher then ends the others.
     """
+    os.umask(os.umask(0o077) | 0o002)  # nothing is written that everybody may change
     die_with_launcher()
+    get_error_handler().initialize()
     try:
-        record(_call)(main, config)
-    except (UserError, FileNotFoundError, PermissionError) as error:
-        if has_terminal():
+        _call(main, config)
+    except Exception as error:
+        if not crash.is_plain(error):
+            crash.keep(error, os.environ.get("RANK", "0"))
+        elif has_terminal():
             print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
-        _leave(2)
-    except KeyboardInterrupt:
-        _leave(130)
-    except BaseException:
-        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "0")
-        print(f"\n[rank {rank}] {traceback.format_exc()}", file=sys.stderr, flush=True)
-        _leave(1)
+        get_error_handler().record_exception(error)
+        crash.finish_writing()
+        _leave(USER_ERROR if crash.is_plain(error) else 1)
+    except BaseException as asked:  # to stop, when there was nothing to save
+        _leave(130 if isinstance(asked, KeyboardInterrupt) else STOPPED_EARLY)
     gc.collect()
     reduce_tensor(torch.zeros(1))  # nobody leaves while others still talk
     dist.destroy_process_group()
 
 
 def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
-    main(config, setup(config.timeout))
+    device, store = setup(config.timeout)
+    watchdog = watch.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
+    if dist.get_world_size() > 1:
+        watchdog.start()
+    main(config, device)
+    watchdog.stop()
 
 
 def _leave(code: int) -> None:
@@ -155,8 +167,7 @@ def on_main(function: Callable[[], T]) -> T:
             outcome[0] = function()
         except Exception as caught:
             error = caught
-            known = isinstance(caught, UserError | FileNotFoundError | PermissionError)
-            outcome[1] = (str(caught), known)
+            outcome[1] = (str(caught), crash.is_plain(caught))
     dist.broadcast_object_list(outcome, src=0)
     if error is not None:
         raise error
@@ -182,44 +193,6 @@ def same_everywhere(value: Any, what: str) -> None:
         raise UserError(f"{what} of rank {other}, {values[other]}, is not rank 0's, {values[0]}")
 
 
-class StopRequest:
-    """SIGTERM, SIGINT or SIGUSR1 on any rank: all ranks save and stop at the same step.
-
-    A second SIGINT stops at once. The ranks' flags are reduced in the background, on the CPU, and
-    read one step later: a step never waits for it, and never for the device.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._pending: tuple[torch.Tensor, Any] | None = None
-        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-        self._before = {number: signal.signal(number, self._on_signal) for number in signals}
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self.requested and number == signal.SIGINT:
-            os._exit(130)
-        self.requested = True
-
-    def agreed(self) -> bool:
-        """Call once a step on every rank: whether any rank had been asked by the step before."""
-        before, flag = self._pending, torch.tensor([int(self.requested)], dtype=torch.int32)
-        self._pending = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        return before is not None and self._finish(*before)
-
-    def close(self) -> None:
-        """Wait for the reduction that is under way, and let go of the signals."""
-        if self._pending is not None:
-            self._finish(*self._pending)
-            self._pending = None  # it holds the process group
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @staticmethod
-    def _finish(flag: torch.Tensor, work: Any) -> bool:
-        work.wait()
-        return bool(flag.item())
-
-
 # -- the model on several ranks ------------------------------------------------------------------
 
 
@@ -243,7 +216,24 @@ def check_replicas(model: nn.Module) -> None:
     """Stop when the ranks' weights have drifted apart. Errors: RuntimeError naming the ranks."""
     # The bits of the weights, added as integers: exact, in whatever order the device adds.
     bits = [p.detach().contiguous().view(torch.int16) for p in model.parameters()]
-    sums = gather([int(b.sum(dtype=torch.int64)) for b in bits])
-    odd = [rank for rank, other in enumerate(sums) if other != sums[0]]
-    if odd:
-        raise RuntimeError(f"the weights of ranks {odd} differ from rank 0's: replicas diverged")
+    sums = gather(tuple(torch.stack([b.sum(dtype=torch.int64) for b in bits]).tolist()))
+    most = max(sums, key=sums.count)
+    if odd := [rank for rank, other in enumerate(sums) if other != most]:
+        raise RuntimeError(
+            f"the replicas diverged: the weights of ranks {odd} differ from those of the other "
+            f"{len(sums) - len(odd)}; look for random numbers or data that only some ranks change "
+            "weights by, then for a broken device; the last checkpoint may hold them, too"
+        )
+
+
+def check_gradients(model: nn.Module) -> None:
+    """Errors: UserError when a part of the model had no share in this rank's loss.
+
+    DDP would wait for its gradient, and say at the next step that a reduction has not finished.
+    """
+    if left := [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]:
+        raise UserError(
+            f"model.py: {', '.join(left[:5])}{', ...' * (len(left) > 5)} took no part in the loss "
+            f"on rank {dist.get_rank()}; use them on every rank, remove them, or freeze them with "
+            "requires_grad_(False)"
+        )

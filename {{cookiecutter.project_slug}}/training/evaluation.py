@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from training.config import UserError
+from training import watch
 from training.distributed import is_main, on_main
+from training.stopping import Interrupted
 from training.tokens import TokenStore
+from training.weights import check_logits
 
 
 @dataclass
@@ -43,9 +45,13 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager],
     batch_size: int,
     description: str = "evaluating",
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Evaluate the unwrapped `model` on all rows of `store`, over all ranks."""
-    logits = gather_logits(model, store, device, autocast, batch_size, description)
+    """Evaluate the unwrapped `model` on all rows of `store`, over all ranks.
+
+    Errors: Interrupted when `stopping` says so.
+    """
+    logits = gather_logits(model, store, device, autocast, batch_size, description, stopping)
     truth = store.label_ids().astype(np.int64) if logits is not None else None
     result = Evaluation({}, store.labels, logits, truth)
     result.metrics = on_main(lambda: compute_metrics(logits, truth))
@@ -60,11 +66,13 @@ def gather_logits(
     autocast: Callable[[], AbstractContextManager],
     batch_size: int,
     description: str,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> np.ndarray | None:
     """Logits of all rows in row order, (rows, labels), on the main process; None elsewhere.
 
     Batches are cut by length, whatever the number of ranks, and go to ranks in turn: a row always
     meets the same neighbours and the same padding, so its logits are the same to the bit.
+    `stopping`: asked before each batch, on all ranks alike. Errors: Interrupted when it says so.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     order = np.argsort(store.lengths(), kind="stable")
@@ -73,32 +81,36 @@ def gather_logits(
     was_training = model.training
     model.eval()
     parts = []
-    for rows in tqdm(mine, description, leave=False, disable=None if is_main() else True):
-        inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
+    most = len(batches[::world_size])  # of any rank: all ask as often whether to stop
+    for i in tqdm(range(most), description, leave=False, disable=None if is_main() else True):
+        if stopping():
+            model.train(was_training)
+            raise Interrupted
+        if i >= len(mine):
+            continue
+        inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(mine[i]).items()}
+        watch.at(description, i + 1, tuple(inputs["input_ids"].shape))
         with autocast():
-            parts.append(model(**inputs).logits)
+            logits = model(**inputs).logits
+        check_logits(logits, len(mine[i]), len(store.labels))
+        parts.append(logits)
     model.train(was_training)
+    watch.at(f"the end of {description}")
     # Every rank sends the same number of rows; the main process knows how many of them are real.
-    most = len(batches[::world_size]) * batch_size
     dtype = next(model.parameters()).dtype
-    sent = torch.zeros(most, len(store.labels), dtype=dtype)
+    sent = torch.zeros(most * batch_size, len(store.labels), dtype=dtype)
     if parts:
         local = torch.cat(parts).to("cpu", dtype)
-        if local.ndim != 2 or local.shape[1] != len(store.labels):
-            raise UserError(
-                f"model.py gives logits of shape {tuple(local.shape[1:])} for a row; "
-                f"there are {len(store.labels)} labels"
-            )
         sent[: len(local)] = local
     received = [torch.empty_like(sent) for _ in range(world_size)] if is_main() else None
     dist.gather(sent, received, dst=0)
     if received is None:
         return None
-    logits = np.empty((len(store), len(store.labels)), sent.numpy().dtype)
+    all_logits = np.empty((len(store), len(store.labels)), sent.numpy().dtype)
     for r, part in enumerate(received):
         rows = np.concatenate(batches[r::world_size] or [np.empty(0, np.int64)])
-        logits[rows] = part[: len(rows)].numpy()
-    return logits
+        all_logits[rows] = part[: len(rows)].numpy()
+    return all_logits
 
 
 def probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:

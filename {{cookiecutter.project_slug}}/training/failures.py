@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from training.flags import PROJECT
-
-SHOWN = 2  # exit code of a rank whose one-line error rank 0 has put on the screen
+from training.config import HUNG, PROJECT, STOPPED_EARLY, USER_ERROR
 
 
 def report(failures: dict[int, Any], asked: list[int], log_dir: str) -> int:
@@ -17,25 +15,27 @@ def report(failures: dict[int, Any], asked: list[int], log_dir: str) -> int:
 
     `failures`: by rank, torchrun's ProcessFailure of each that did not end with exit code 0.
     """
-    if asked and any(failure.exitcode == -signal.SIGTERM for failure in failures.values()):
+    rank, first = min(failures.items(), key=when)
+    stopped = [-number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    ends = [failure.exitcode for failure in failures.values()] if asked else [first.exitcode]
+    if any(code in (*stopped, STOPPED_EARLY) for code in ends):
         print("launch: stopped while starting; there was nothing to save", file=sys.stderr)
-        return 128 + asked[0]
-    rank, first = min(failures.items(), key=_when)
-    error, where = _recorded(first)
-    if first.exitcode == SHOWN and 0 in failures and failures[0].exitcode == SHOWN:
-        return SHOWN  # rank 0 has said why
+        return 128 + asked[0] if asked else STOPPED_EARLY
+    error, where, hints = _recorded(first)
+    if first.exitcode == USER_ERROR and 0 in failures and failures[0].exitcode == USER_ERROR:
+        return USER_ERROR  # rank 0 has said why
     lines = []
     logs = sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log"))
-    if logs and not (first.exitcode == SHOWN and error):
+    if logs and not (first.exitcode in (USER_ERROR, HUNG) and error):
         lines += logs[-1].read_text("utf-8", "replace").splitlines()[-20:]
-    if first.exitcode == SHOWN:
+    if first.exitcode == USER_ERROR:
         lines = lines or [f"launch: rank {rank}: {error or 'ended with exit code 2'}"]
+    elif first.exitcode == HUNG:
+        lines.append(f"launch: {error}")
     else:
-        code = first.exitcode
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        hint = " (was memory short?)" if code == -signal.SIGKILL else ""
-        lines.append(f"launch: rank {rank} failed first, {how}{hint}" + (error and f": {error}"))
+        lines.append(f"launch: rank {rank} failed first, {ended(first)}" + (error and f": {error}"))
         lines += [f"  at {where}"] if where else []
+        lines += [f"  {hint}" for hint in hints]
         others = ", ".join(str(other) for other in sorted(failures) if other != rank)
         lines += [f"  after it ended: rank {others}"] if others else []
         lines.append(f"  what each rank but the first of this machine printed: {log_dir}")
@@ -43,7 +43,15 @@ def report(failures: dict[int, Any], asked: list[int], log_dir: str) -> int:
     return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
 
 
-def _when(item: tuple[int, Any]) -> tuple[bool, float, int]:
+def ended(failure: Any) -> str:
+    """How a rank ended, in words."""
+    if failure.exitcode >= 0:
+        return f"exit code {failure.exitcode}"
+    hint = " (was memory short?)" if failure.exitcode == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-failure.exitcode).name}{hint}"
+
+
+def when(item: tuple[int, Any]) -> tuple[bool, float, int]:
     """Sorts failures by time. A rank that torchrun ended with SIGTERM is never the first."""
     rank, failure = item
     if os.path.isfile(failure.error_file):
@@ -53,12 +61,14 @@ def _when(item: tuple[int, Any]) -> tuple[bool, float, int]:
     return failure.exitcode == -signal.SIGTERM, seconds, rank
 
 
-def _recorded(failure: Any) -> tuple[str, str]:
-    """The first line of the exception that a rank recorded, and where in the project it arose."""
+def _recorded(failure: Any) -> tuple[str, str, list[str]]:
+    """The first line of the exception that a rank recorded, where in the project it arose, and
+    what was noted about it."""
     if not isinstance(failure.message, dict):
-        return "", ""
+        return "", "", []
     stack = failure.message["extraInfo"]["py_callstack"]
     frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)', stack)
     frames = [f for f in frames if f[0].startswith(f"{PROJECT}{os.sep}")] or frames
     where = "{}:{} in {}".format(*frames[-1]) if frames else ""
-    return failure.message["message"].partition("\n")[0], where
+    hints = re.findall(r"^(?:in|hint): .*", stack, re.MULTILINE)
+    return failure.message["message"].partition("\n")[0].removeprefix("UserError: "), where, hints

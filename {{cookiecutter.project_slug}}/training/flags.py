@@ -11,9 +11,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.config import GROUPS, HUB, PATHS, TrainConfig, UserError, check, near
+from training.config import GROUPS, HUB, PATHS, PROJECT, TrainConfig, UserError, check, near
 
-PROJECT = Path(__file__).resolve().parent.parent
 # Names that users of other scripts try, for the hint.
 ALIASES = {
     "--learning-rate": "--lr", "--num-train-epochs": "--epochs", "--output-dir": "--runs-dir",

@@ -19,12 +19,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from training.config import UserError
-from training.failures import SHOWN, report
-from training.flags import PROJECT, Parser, parse_args
+from training.config import PROJECT, USER_ERROR, UserError
+from training.failures import ended, report, when
+from training.flags import Parser, parse_args
 from training.rendezvous import check_interfaces, meet, use_loopback
 
 REQUIRED = ("torch", "transformers", "numpy", "sklearn", "pyarrow")
@@ -34,22 +35,26 @@ def main(argv: list[str]) -> int:
     """Run the ranks to their end; return the exit code of the whole."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the ranks run, Ctrl-C just ends this
+    os.environ["LAUNCHED_AT"] = str(time.time())  # --max-time counts from here
     try:
         launcher, rest = _launcher_flags().parse_known_args(argv)
         at = next((i for i, argument in enumerate(rest) if argument.endswith(".py")), None)
         if at is None:
             raise UserError("which script? python -m training.launch [flags] train.py [flags]")
         torchrun, script, flags = rest[:at], rest[at], rest[at + 1 :]
+        restarts = int(_whole("--max-restarts", launcher.max_restarts, 0))
         if Path(script).name == "train.py":
-            parse_args(flags)  # ends here after --help or a mistake
+            config = parse_args(flags)  # ends here after --help or a mistake
+            if restarts and config.run_name is None and config.resume in ("auto", "never"):
+                flags += ["--run-name", time.strftime("%Y%m%d-%H%M%S")]  # for all attempts
         if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
             raise UserError(f"no {', '.join(missing)} in {sys.executable}: {_how_to_install()}")
         ranks = launcher.nproc_per_node and _whole("--nproc-per-node", launcher.nproc_per_node)
-        torchrun = [*_rendezvous(launcher), *torchrun]
+        torchrun = [*_rendezvous(launcher), f"--max-restarts={restarts}", *torchrun]
         return run_ranks(int(ranks or default_ranks()), torchrun, [script, *flags])
     except UserError as error:
         print(f"launch: {error}", file=sys.stderr)
-        return SHOWN
+        return USER_ERROR
 
 
 # -- flags ---------------------------------------------------------------------------------------
@@ -64,6 +69,7 @@ def _launcher_flags() -> Parser:
         ("node-rank", ""),
         ("master-addr", ""),
         ("master-port", "29500"),
+        ("max-restarts", os.environ.get("MAX_RESTARTS", "0")),
     ):
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default=default)
     return parser
@@ -166,9 +172,21 @@ def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
                 pass_on()
             return workers
 
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            codes = [failure.exitcode for failure in result.failures.values()]
+            if asked or USER_ERROR in codes:  # what the user must mend fails each time
+                self._remaining_restarts = 0
+            if codes and self._remaining_restarts > 0:
+                rank, first = min(result.failures.items(), key=when)
+                print(f"launch: rank {rank} failed, {ended(first)}; all start again from the last "
+                      f"checkpoint ({self._remaining_restarts - 1} restarts left)",
+                      file=sys.stderr, flush=True)  # fmt: skip
+            return result
+
     vars(api)["LocalElasticAgent"] = Agent  # the agent that elastic_launch makes
     options = ["--log-dir", tempfile.mkdtemp(prefix="ranks-"), "--signals-to-handle=SIGQUIT"]
-    options += ["--shutdown-timeout=10", *torchrun, f"--nproc-per-node={ranks}"]
+    options += ["--shutdown-timeout=5", *torchrun, f"--nproc-per-node={ranks}"]
     args = run.parse_args([*options, *command])
     config, python, python_args = run.config_from_args(args)
     if args.redirects == args.tee == "0":
@@ -179,7 +197,7 @@ def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
         api.elastic_launch(config, python)(*python_args)
     except ChildFailedError as error:
         code = report(error.failures, asked, args.log_dir)
-        keep_logs = code != SHOWN
+        keep_logs = code != USER_ERROR
     except SignalException as error:
         print("launch: stopped at once; the last checkpoint stands", file=sys.stderr)
         code = 128 + error.sigval

@@ -64,8 +64,13 @@ class Schedule:
         return self.plateau["factor"]  # 1 for "constant"
 
     def step(self) -> None:
-        """Call once after each optimizer step that was taken."""
+        """Call once after each optimizer step."""
         self.steps_done += 1
+        self._set()
+
+    def take_back(self) -> None:
+        """Call when a step that was counted turns out to have been skipped."""
+        self.steps_done -= 1
         self._set()
 
     def evaluated(self, score: float) -> None:

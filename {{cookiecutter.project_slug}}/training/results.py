@@ -17,6 +17,7 @@ from training.config import TrainConfig
 from training.distributed import is_main
 from training.evaluation import Evaluation, report
 from training.report import remarks
+from training.stopping import Interrupted
 from training.tokens import TokenStore
 from training.tracking import Tracker
 
@@ -85,7 +86,11 @@ def finish(
     text = ""
     for name, store in splits.items():
         began = time.perf_counter()
-        result = measure(store=store, description=f"final {name}")
+        try:
+            result = measure(store=store, description=f"final {name}")
+        except Interrupted:  # asked to stop: the run is there, the report comes with the next start
+            results["stopped"] = True
+            break
         results[name] = result.metrics
         results["timings"][f"{name}_seconds"] = time.perf_counter() - began
         if name == "test":
@@ -95,13 +100,15 @@ def finish(
             text += f"{report(result)}\n"
     if not is_main():
         return
-    final = {f"final/{s}_{k}": v for s in splits for k, v in results[s].items() if k != "rows"}
-    tracker.hyperparameters(config, final)
-    if text:
+    measured = {s: results[s] for s in splits if s in results}
+    final = {f"final/{s}_{k}": v for s in measured for k, v in measured[s].items() if k != "rows"}
+    if final:
+        tracker.hyperparameters(config, final)
+    if text and not results["stopped"]:
         (run / "report.txt").write_text(text, encoding="utf-8")
         log.info("final report\n%s", text)
     (run / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if facts["stopped"]:
+    if results["stopped"]:
         log.info("stopped and saved after step %d; --run-name %s goes on", facts["step"], run.name)
     else:
         log.info("done: %s", run)

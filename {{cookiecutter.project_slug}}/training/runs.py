@@ -24,6 +24,7 @@ def choose(config: TrainConfig) -> tuple[Path, Path | None]:
         source = Path(config.resume)
         if not source.is_dir():
             raise UserError(f"--resume {source}: no such folder; give a run or a checkpoint")
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if config.run_name is not None:
         run = Path(config.runs_dir) / config.run_name
     elif source is not None:  # go on in the run that the checkpoint belongs to
@@ -31,7 +32,9 @@ def choose(config: TrainConfig) -> tuple[Path, Path | None]:
     else:
         run = _unused(Path(config.runs_dir) / time.strftime("%Y%m%d-%H%M%S"))
     _check_writable(run)
-    if config.resume == "never" and run.exists() and any(run.iterdir()):
+    if restarted and (own := checkpoint.newest(run / "checkpoints")):
+        return run, own  # started again by --max-restarts: whatever --resume said the first time
+    if config.resume == "never" and not restarted and run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists; give another --run-name, or --resume auto to continue it")
     if source is not None and (source / checkpoint.MANIFEST).exists():
         if problem := checkpoint.problem_of(source):
@@ -59,14 +62,14 @@ def _check_writable(run: Path) -> None:
         raise UserError(f"cannot write the run folder {run}: no permission in {parent}")
 
 
-def claim(run: Path, source: Path | None, best_step: int) -> bool:
+def claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
     """Create the folder and keep other runs out of it. Errors: UserError when one is in there.
 
-    A run that continues another one, from the checkpoint `source`, takes over its best weights, if
-    they are still those of `best_step`. Returns whether there are best weights.
+    A run that continues another one, from the checkpoint `source` of `step`, takes over its best
+    weights, if they are still those of `best_step`. Returns whether there are best weights.
     """
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        (run / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = FileLock(run / ".lock", blocking=False)
         lock.acquire()
     except Timeout:
@@ -74,7 +77,9 @@ def claim(run: Path, source: Path | None, best_step: int) -> bool:
     except OSError as error:
         raise UserError(f"cannot write the run folder {run}: {error.strerror}") from None
     _locks.append(lock)
-    checkpoint.recover(run / "best")
+    checkpoint.recover(run)
+    checkpoint.recover(run / "checkpoints")
+    checkpoint.set_aside_after(run / "checkpoints", step)
     if source is not None and not (run / "best").exists():
         best = source.parent.parent / "best"
         if checkpoint.problem_of(best) is None and checkpoint.step_of(best) == best_step:

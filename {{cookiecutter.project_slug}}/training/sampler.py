@@ -135,28 +135,26 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         """Micro-batches of a rank in a step of `rows` rows."""
         return math.ceil(rows / (self.num_replicas * self.sizes.batch_size))
 
-    def global_batch(self, step: int) -> np.ndarray:
-        """Row numbers of one optimizer step, from short to long."""
+    def global_batch(self, step: int, epoch: int | None = None) -> np.ndarray:
+        """Row numbers of one optimizer step (of the running epoch), from short to long."""
         window, place = divmod(step, WINDOW)
-        key = (self.epoch, window)
+        key = (self.epoch if epoch is None else epoch, window)
         if self._window is None or self._window[0] != key:
-            self._window = key, self._batches_of(window)
+            self._window = key, self._batches_of(*key)
         return self._window[1][place]
 
-    def _batches_of(self, window: int) -> list[np.ndarray]:
-        """The global batches of one window of the epoch."""
+    def _batches_of(self, epoch: int, window: int) -> list[np.ndarray]:
+        """The global batches of one window of an epoch."""
         n, size = len(self.store), self.sizes.global_batch_size
         first, last = window * WINDOW * size, min(n, (window + 1) * WINDOW * size)
-        rows = shuffled(np.arange(first, last), n, (self.seed, self.epoch))
+        rows = shuffled(np.arange(first, last), n, (self.seed, epoch))
         whole = len(rows) // size * size
         rows, short = rows[:whole], rows[whole:]  # the short batch: random rows, and last
         if self.group_by_length:
             rows = self._by_length(rows)  # and with that every batch of them
         batches = [rows[i : i + size] for i in range(0, whole, size)]
         if self.group_by_length:
-            order = shuffled(
-                np.arange(len(batches)), len(batches), (self.seed, self.epoch, window + 1)
-            )
+            order = shuffled(np.arange(len(batches)), len(batches), (self.seed, epoch, window + 1))
             batches = [batches[i] for i in order]
         else:
             batches = [self._by_length(batch) for batch in batches]

@@ -93,23 +93,24 @@ class TokenStore(Dataset[Batch]):
     def __len__(self) -> int:
         return self.meta["rows"] if self.subset is None else len(self.subset)
 
-    def _stored(self, rows: Any) -> Any:
+    def stored(self, rows: Any) -> Any:
+        """The numbers of `rows` in the files that were read, bad rows not counted."""
         return rows if self.subset is None else self.subset[rows]
 
     def values(self, name: str, rows: Any = slice(None)) -> np.ndarray:
         """One of ARRAYS, for `rows`: (n,)."""
-        return np.asarray(self._maps[name][self._stored(rows)])
+        return np.asarray(self._maps[name][self.stored(rows)])
 
     def lengths(self, rows: Any = slice(None)) -> np.ndarray:
         """Tokens of each row, special tokens included: (n,) int64."""
         if isinstance(rows, slice):
             rows = np.arange(len(self))[rows]
-        stored, offsets = self._stored(rows), self._maps["offsets"]
+        stored, offsets = self.stored(rows), self._maps["offsets"]
         return np.asarray(offsets[stored + 1] - offsets[stored])
 
     def label_ids(self, rows: Any = slice(None)) -> np.ndarray:
         """Label ids: (n,), or (n, labels) of 0 and 1."""
-        return np.asarray(self._labels[self._stored(rows)])
+        return np.asarray(self._labels[self.stored(rows)])
 
     def label_counts(self) -> np.ndarray:
         """Rows of each label: (labels,)."""
@@ -124,7 +125,7 @@ class TokenStore(Dataset[Batch]):
 
     def inputs(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """The model's inputs for `rows`: tensors of (batch, length), padded at the end."""
-        stored = self._stored(rows)
+        stored = self.stored(rows)
         begins, ends = self._maps["offsets"][stored], self._maps["offsets"][stored + 1]
         places = np.arange((ends - begins).max())
         mask = places < (ends - begins)[:, None]

