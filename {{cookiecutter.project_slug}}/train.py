@@ -112,6 +112,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         state.restore(source, at, parts, loss_sum, learned, config.resume_anyway)
     if not on_main(lambda: runs.claim(run, source, at.step, at.best_step)):
         at.best_score, at.best_step = -math.inf, 0  # those weights are not here: find others
+    watch.errors = run / "errors"  # where a traceback goes from now on
 
     # -- ready -----------------------------------------------------------------------------------
     tracker = Tracker(run, config, is_main(), at)

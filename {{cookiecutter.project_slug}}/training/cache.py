@@ -12,6 +12,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from training import watch
+from training.crash import writing
 from training.distributed import has_terminal
 
 log = logging.getLogger("training")
@@ -33,18 +35,28 @@ def cached(folder: Path, build: Callable[[Path], None], what: str) -> Path:
         lock.acquire(blocking=False)
     except Timeout:
         log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
-        lock.acquire()
+        while not _acquired(lock, 5.0):
+            watch.moving()  # it may take hours, and nothing is wrong
     building = folder.with_name(f".building-{folder.name}")
     try:
         if not folder.exists():
             shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
             building.mkdir()
-            build(building)
+            with writing(building):
+                build(building)
             os.replace(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()
     return folder
+
+
+def _acquired(lock: FileLock, seconds: float) -> bool:
+    try:
+        lock.acquire(seconds)
+    except Timeout:
+        return False
+    return True
 
 
 def key_of(*parts: Any) -> str:

@@ -66,7 +66,7 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, siz
         ):
             raise  # no fault of the disk
         reason = getattr(error, "strerror", None) or str(error)
-        if folder.parent.is_dir():
+        if folder.parent.is_dir() and not isinstance(error, PermissionError):
             free = shutil.disk_usage(folder.parent).free / 2**20
             reason += f" (it needs about {size / 2**20:,.1f} MiB, {free:,.1f} MiB are free)"
         raise UserError(f"cannot write {folder}: {reason}") from error

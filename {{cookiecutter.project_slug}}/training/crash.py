@@ -6,6 +6,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -13,13 +16,26 @@ from training import watch
 from training.config import UserError
 
 # Faults of the disk, or of the place on it: the user can mend them, and a traceback tells nothing.
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENOENT, errno.EACCES)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 LEAVING = 10.0  # seconds that a checkpoint which is being written is waited for
 
 
 def is_plain(error: BaseException) -> bool:
     """Whether one line tells it all."""
-    return isinstance(error, UserError) or (isinstance(error, OSError) and error.errno in DISK)
+    if isinstance(error, OSError):
+        return error.errno in DISK or isinstance(error, FileNotFoundError | PermissionError)
+    return isinstance(error, UserError)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A fault of the disk becomes a UserError that names `path`: a failed write alone does not."""
+    try:
+        yield
+    except OSError as error:
+        if not is_plain(error):
+            raise
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def hint(error: BaseException) -> str:

@@ -114,7 +114,8 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
 
 
 def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
-    device, store = setup(config.timeout)
+    # The watchdog comes first, since it can say more.
+    device, store = setup(config.timeout + watch.MARGIN)
     watchdog = watch.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
     if dist.get_world_size() > 1:
         watchdog.start()

@@ -56,8 +56,12 @@ def when(item: tuple[int, Any]) -> tuple[bool, float, int]:
     rank, failure = item
     if os.path.isfile(failure.error_file):
         seconds = os.stat(failure.error_file).st_mtime
-    else:  # known in whole seconds: without a record, let only SIGKILL come before a record
-        seconds = failure.timestamp + (failure.exitcode != -signal.SIGKILL)
+    elif failure.exitcode == -signal.SIGKILL:
+        # Known in whole seconds, of when it was noticed; by then others may have recorded that the
+        # connection to it was lost. torchrun's own SIGKILL comes five seconds after a failure.
+        seconds = failure.timestamp - 2
+    else:
+        seconds = failure.timestamp + 1
     return failure.exitcode == -signal.SIGTERM, seconds, rank
 
 

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 
 from training.config import TrainConfig
+from training.crash import writing
 from training.distributed import is_main
 from training.evaluation import Evaluation, report
 from training.report import remarks
@@ -98,8 +99,15 @@ def finish(
         if is_main():
             text += f"{name}: {len(store):,} rows, weights of step {facts['best_step']}\n"
             text += f"{report(result)}\n"
-    if not is_main():
-        return
+    if is_main():
+        with writing(run):
+            _write(run, config, tracker, results, text, list(splits))
+
+
+def _write(
+    run: Path, config: TrainConfig, tracker: Tracker, results: dict[str, Any], text: str,
+    splits: list[str],
+) -> None:  # fmt: skip
     measured = {s: results[s] for s in splits if s in results}
     final = {f"final/{s}_{k}": v for s in measured for k, v in measured[s].items() if k != "rows"}
     if final:
@@ -108,7 +116,10 @@ def finish(
         (run / "report.txt").write_text(text, encoding="utf-8")
         log.info("final report\n%s", text)
     (run / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if tracker.error is not None:
+        raise tracker.error
     if results["stopped"]:
-        log.info("stopped and saved after step %d; --run-name %s goes on", facts["step"], run.name)
+        how = f"and saved after step {results['step']}" if results["step"] else "before any step"
+        log.info("stopped %s; --run-name %s goes on", how, run.name)
     else:
         log.info("done: %s", run)

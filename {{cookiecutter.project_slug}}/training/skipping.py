@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from training.config import UserError
+from training.crash import writing
 from training.distributed import is_main
 from training.optimizer import Schedule
 from training.sampler import BatchPlan
@@ -85,7 +86,7 @@ class SkippedSteps:
         rows = self.store.stored(self.plan.global_batch(where["step_in_epoch"], where["epoch"]))
         line = where | {"in_a_row": self.in_a_row, "loss_scale": self.scaler.get_scale()}
         if is_main():
-            with self.file.open("a", encoding="utf-8") as file:
+            with writing(self.file), self.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line | {"rows": rows.tolist()}) + "\n")
         fp16 = self.scaler.is_enabled() and line["loss_scale"] >= 1.0
         reason = "fp16 overflowed" if fp16 else "its loss or gradient is not finite"

@@ -20,6 +20,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from training import watch
 from training.cache import cached, key_of
 from training.config import FROM_SCRATCH, TrainConfig, UserError
 from training.encoding import Encoded, Encoder
@@ -146,6 +147,7 @@ def _chunks(rows: Iterable[SourceRow]) -> Iterator[list[SourceRow]]:
         chunk.append(row)
         characters += len(text) + len(row.pair or "")
         if len(chunk) == CHUNK or characters >= CHARACTERS:
+            watch.moving()
             yield chunk
             chunk, characters = [], 0
     if chunk:

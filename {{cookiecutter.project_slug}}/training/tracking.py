@@ -9,6 +9,9 @@ import logging.handlers
 import math
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import numpy as np
 import transformers
 from tqdm import tqdm
 
-from training import evaluation
+from training import crash, evaluation
 from training.config import TrainConfig, UserError
 from training.state import Progress
 
@@ -45,6 +48,7 @@ def start_console(main_process: bool) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.raiseExceptions = False  # a full disk is told once, by what fails on it
+    threading.excepthook = _in_a_thread
     log.handlers.clear()
     log.propagate = False
     log.setLevel(logging.INFO if main_process else logging.CRITICAL)
@@ -54,6 +58,12 @@ def start_console(main_process: bool) -> None:
     console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     log.addHandler(console)
     log.addHandler(logging.handlers.MemoryHandler(10_000, flushLevel=logging.CRITICAL + 1))
+
+
+def _in_a_thread(failure: Any) -> None:
+    """TensorBoard writes in a thread; what fails there comes up again in its next call."""
+    if not crash.is_plain(failure.exc_value):
+        sys.__excepthook__(failure.exc_type, failure.exc_value, failure.exc_traceback)
 
 
 class Tracker:
@@ -100,7 +110,7 @@ class Tracker:
             return
         known = {k: v if math.isfinite(v) else None for k, v in values.items()}
         line = {"step": step, "epoch": epoch, "split": split, **known}
-        try:
+        with self.writing():
             self.lines.write(json.dumps(line) + "\n")
             self.lines.flush()
             if self.writer is not None:
@@ -108,8 +118,15 @@ class Tracker:
                     if name != "rows" and value is not None:
                         self.writer.add_scalar(f"{split}/{name}", value, step)
                 self.writer.flush()
-        except OSError as error:
-            self.error = UserError(f"cannot write {self.run}: {error.strerror}")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keeps a fault of the disk for all ranks to stop by."""
+        try:
+            with crash.writing(self.run):
+                yield
+        except UserError as error:
+            self.error = error
 
     def train_step(self, step: int, epoch: float, values: dict[str, Any]) -> None:
         """What the log says every --log-every steps."""
@@ -134,8 +151,12 @@ class Tracker:
         m = result.metrics
         log.info("%s at step %d: loss %.4f  accuracy %.4f  macro F1 %.4f  (%d rows)%s", split, step,
                  m["loss"], m["accuracy"], m["macro_f1"], m["rows"], note)  # fmt: skip
-        if self.writer is None or len(result.labels) > PLOTTED_LABELS:
-            return
+        if self.writer is not None and len(result.labels) <= PLOTTED_LABELS:
+            with self.writing():
+                self._draw(step, split, result)
+
+    def _draw(self, step: int, split: str, result: evaluation.Evaluation) -> None:
+        """Confusion matrix and precision-recall curves."""
         assert result.truth is not None
         probabilities = result.probabilities()
         if result.truth.ndim == 1:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from training.config import HUNG, PROJECT
 
 START = "start-up"
+MARGIN = 60.0  # seconds that a collective waits longer than the watchdog
 
 
 class Position(NamedTuple):
@@ -117,11 +118,11 @@ class Watchdog(threading.Thread):
             else:
                 places[f"in {position}, at {where}"].append(rank)
         if silent:
-            said = [f"{_ranks(r)}, last seen in {position}" for position, r in silent.items()]
-            return f"{waited}: no answer from {'; from '.join(said)}; the others waited there"
+            said = [f"{_ranks(r)}, last heard of in {position}" for position, r in silent.items()]
+            waited += f": no answer from {'; from '.join(said)}"
         fewest_first = sorted(places.items(), key=lambda item: len(item[1]))
         said = [f"{_ranks(ranks)} {place}" for place, ranks in fewest_first[:8]]
-        return f"{waited}: {'; '.join(said)}"
+        return f"{waited}{'; waiting: ' if silent else ': '}{'; '.join(said)}"
 
     def _give_up(self, text: str) -> None:
         print(f"\n[rank {self.rank}] {text}", file=sys.stderr, flush=True)
