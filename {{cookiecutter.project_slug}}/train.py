@@ -177,7 +177,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
             loss_sum.add(loss)
             if not micro.ends_step:
                 continue
-            distributed.check_gradients(model)
+            distributed.check_gradients(model, parameters)
             scaler.unscale_(optimizer)
             grad_norm = clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
             bad = step_if_finite(optimizer, scaler, grad_norm)  # alike on all ranks

@@ -227,12 +227,13 @@ def check_replicas(model: nn.Module) -> None:
         )
 
 
-def check_gradients(model: nn.Module) -> None:
+def check_gradients(model: nn.Module, parameters: list[nn.Parameter]) -> None:
     """Errors: UserError when a part of the model had no share in this rank's loss.
 
     DDP would wait for its gradient, and say at the next step that a reduction has not finished.
     """
-    if left := [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]:
+    if any(p.grad is None for p in parameters):
+        left = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
         raise UserError(
             f"model.py: {', '.join(left[:5])}{', ...' * (len(left) > 5)} took no part in the loss "
             f"on rank {dist.get_rank()}; use them on every rank, remove them, or freeze them with "

@@ -28,6 +28,7 @@ from training.failures import ended, report, when
 from training.flags import Parser, parse_args
 from training.rendezvous import check_interfaces, meet, use_loopback
 
+GRACE = 5  # seconds that the other ranks have to end by themselves after one has failed
 REQUIRED = ("torch", "transformers", "numpy", "sklearn", "pyarrow")
 
 
@@ -168,6 +169,9 @@ def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
                     signal.signal(number, on_signal)
             workers = super()._start_workers(worker_group)
             pids[:] = workers.values()
+            context: Any = self._pcontext
+            close = context.close  # it would give ranks that hang half a minute
+            context.close = lambda number=None, timeout=GRACE: close(number, min(timeout, GRACE))
             if asked:
                 pass_on()
             return workers
@@ -186,7 +190,7 @@ def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
 
     vars(api)["LocalElasticAgent"] = Agent  # the agent that elastic_launch makes
     options = ["--log-dir", tempfile.mkdtemp(prefix="ranks-"), "--signals-to-handle=SIGQUIT"]
-    options += ["--shutdown-timeout=5", *torchrun, f"--nproc-per-node={ranks}"]
+    options += [*torchrun, f"--nproc-per-node={ranks}"]
     args = run.parse_args([*options, *command])
     config, python, python_args = run.config_from_args(args)
     if args.redirects == args.tee == "0":
