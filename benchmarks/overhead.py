@@ -25,6 +25,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:3])
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import transformers  # noqa: E402
 from ranks import Ranks  # noqa: E402
 from training.config import TrainConfig  # noqa: E402
 
@@ -110,6 +111,7 @@ def main() -> None:
     import overhead  # as the rank processes import it
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    transformers.utils.logging.disable_progress_bar()
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", default=minilm(), help="folder of a pretrained model")
     arguments = parser.parse_args()
