@@ -132,7 +132,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
             score = score if math.isfinite(result.metrics["loss"]) else math.nan  # broken weights
             schedule.evaluated(score)
             best = at.evaluated(score)
-            note = f"  best {config.metric} " + ("so far" if best else f"was at step {at.best_step}")
+            before = "so far" if best else f"was at step {at.best_step}"
+            note = f"  best {config.metric} {before}"
             distributed.check_replicas(model)
         tracker.evaluated(at.step, at.step / plan.steps_per_epoch, "val", result, note)
         return best
