@@ -71,7 +71,7 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     found = []
     for step in range(1, rounds + 2):
         began = time.perf_counter()
-        saver.save(step, {"optimizer": optimizer.state_dict()}, best=False)
+        saver.save(step, model.state_dict(), {"optimizer": optimizer.state_dict()}, best=False)
         waited = time.perf_counter() - began
         saver.wait()
         whole = time.perf_counter() - began

@@ -74,7 +74,7 @@ if ACT.startswith("mistake of"):
 if ACT == "killed" and RANK == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 if ACT == "orphan":
-    from training.distributed import die_with_launcher
+    from training.process import die_with_launcher
 
     die_with_launcher()
     note("ready", pid=os.getpid())

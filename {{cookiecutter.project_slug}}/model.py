@@ -76,6 +76,8 @@ def build_model(
                 module.apply(model._init_weights)
                 new.append(name)
     log.info("new weights, to be trained: %s", ", ".join(new) or "none, the head has these labels")
+    if config.freeze_embeddings:
+        model.get_input_embeddings().requires_grad_(False)
     if config.freeze_encoder:
         model.base_model.requires_grad_(False)
     return model
@@ -143,15 +145,15 @@ def longest_input(model_config: PreTrainedConfig) -> int:
     return positions
 
 
-def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Load saved weights. Errors: RuntimeError that names keys which do not fit."""
+def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """Saved weights of this model. Errors: RuntimeError that names keys which do not fit."""
     saved, info = type(model).from_pretrained(
         folder, dtype=next(model.parameters()).dtype, output_loading_info=True
     )
     wrong = {key: sorted(map(str, names)) for key, names in info.items() if names}
     if wrong:
         raise RuntimeError(f"{folder} does not hold this model: {wrong}")
-    model.load_state_dict(saved.state_dict())
+    return saved.state_dict()
 
 
 def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:

@@ -17,7 +17,6 @@ if __name__ == "__main__":
 import logging
 import math
 import time
-from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -26,8 +25,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 import data
-from model import build_model, build_tokenizer, load_weights, loss_per_row
-from training import distributed, runs, state, watch
+from model import build_model, build_tokenizer, loss_per_row, read_weights
+from training import distributed, process, runs, state, watch
 from training.config import TrainConfig, batch_sizes
 from training.distributed import is_main, on_main
 from training.evaluation import evaluate
@@ -37,11 +36,12 @@ from training.results import describe_data, describe_model, finish, keep_bad_row
 from training.rng import seed_everything
 from training.sampler import BatchPlan
 from training.saving import Saver
+from training.sharding import load_everywhere, plain, whole
 from training.skipping import SkippedSteps, step_if_finite
 from training.stopping import Interrupted, StopRequest
 from training.tokenise import open_splits, prepare_tokenizer
 from training.tracking import Tracker, start_console
-from training.weights import check_logits, row_weight, weighted_sum
+from training.weights import WithLoss, row_weight
 
 log = logging.getLogger("training")
 
@@ -52,7 +52,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
     stop = StopRequest(config.max_time)
     start_console(is_main())
     run, source = on_main(lambda: runs.choose(config))
-    sizes = batch_sizes(config, world_size)
+    copies = distributed.copies(config.strategy)
+    sizes = batch_sizes(config, world_size, copies)
     log.info("a step is %d rows: %d ranks on %s x %d accumulated x at most %d rows at a time",
              sizes.global_batch_size, world_size, device.type, sizes.gradient_accumulation_steps,
              sizes.batch_size)  # fmt: skip
@@ -88,11 +89,15 @@ def main(config: TrainConfig, device: torch.device) -> None:
     if config.compile:
         model.compile(dynamic=True)
     describe_model(model)
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    autocast = partial(torch.autocast, device.type, half, enabled=half is not None)
+    if source is not None:
+        load_everywhere(model, lambda: read_weights(model, source))
+    with_loss = WithLoss(model, loss_per_row, len(train.labels), config.label_smoothing, autocast)
+    wrapped = distributed.wrap(model, with_loss, device, config)
     optimizer = build_optimizer(model, config)
     schedule = Schedule(optimizer, config.schedule, total_steps, config.warmup_ratio)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-    autocast = partial(torch.autocast, device.type, half, enabled=half is not None)
     measure = partial(evaluate, model, device=device, autocast=autocast, stopping=stop.agreed,
                       batch_size=config.eval_batch_size)  # fmt: skip
 
@@ -108,7 +113,6 @@ def main(config: TrainConfig, device: torch.device) -> None:
         "data": [train.folder.name, val and val.folder.name],
     }  # fmt: skip
     if source is not None:
-        on_main(lambda: load_weights(model, source))
         state.restore(source, at, parts, loss_sum, learned, config.resume_anyway)
     if not on_main(lambda: runs.claim(run, source, at.step, at.best_step)):
         at.best_score, at.best_step = -math.inf, 0  # those weights are not here: find others
@@ -118,7 +122,6 @@ def main(config: TrainConfig, device: torch.device) -> None:
     tracker = Tracker(run, config, is_main(), at)
     on_main(lambda: keep_bad_rows(run, splits))
     saver = Saver(run, model, tokenizer, config.keep_checkpoints)
-    ddp = distributed.wrap(model, device)  # gives every rank the main process's weights
     parameters = [p for p in model.parameters() if p.requires_grad]
     meter = Meter()
     stop.ready()  # until here a signal ended this process at once: there was nothing to save
@@ -140,8 +143,9 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
     def save(best: bool) -> None:
         watch.at("saving", at.step)
+        weights = whole(model.state_dict())
         content = state.collect(at, parts, loss_sum, learned)
-        on_main(partial(saver.save, at.step, content, best))
+        on_main(partial(saver.save, at.step, weights, content, best))
 
     stopped = False
     if val is not None and (source is None or at.evaluation_due):
@@ -167,12 +171,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
             labels = batch.labels.to(device, non_blocking=True)
             weight = batch.weight.to(device, non_blocking=True)  # (batch,)
             watch.at("training", at.step + 1, inputs["input_ids"].shape)
-            with nullcontext() if micro.ends_step else ddp.no_sync():
-                with autocast():
-                    logits = ddp(**inputs).logits  # (batch, labels)
-                check_logits(logits, len(labels), len(train.labels))
-                losses = loss_per_row(logits, labels, config.label_smoothing)
-                loss = weighted_sum(losses, weight)
+            with distributed.accumulating(wrapped, model, micro.ends_step):
+                loss = wrapped(inputs, labels, weight).sum()  # one from each copy of the model
                 # DDP averages over ranks; this makes it the mean over the whole global batch.
                 scaler.scale(loss * (world_size / micro.weight_sum)).backward()
             loss_sum.add(loss)
@@ -180,7 +180,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 continue
             distributed.check_gradients(model, parameters)
             scaler.unscale_(optimizer)
-            grad_norm = clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
+            grad_norm = plain(clip_grad_norm_(parameters, config.max_grad_norm or math.inf))
             bad = step_if_finite(optimizer, scaler, grad_norm)  # alike on all ranks
             schedule.step()
             optimizer.zero_grad()
@@ -226,11 +226,11 @@ def main(config: TrainConfig, device: torch.device) -> None:
     skipped.close()
     on_main(saver.wait)
     if not stopped and val is None:
-        on_main(partial(saver.save, at.step, None, best=True))
+        weights = whole(model.state_dict())
+        on_main(partial(saver.save, at.step, weights, None, best=True))
         on_main(saver.wait)
     if on_main((run / "best").exists) and not stopped:
-        on_main(lambda: load_weights(model, run / "best"))
-        distributed.broadcast_weights(model)
+        load_everywhere(model, lambda: read_weights(model, run / "best"))
     facts = {
         "stopped": stopped, "step": at.step, "epoch": at.step / plan.steps_per_epoch,
         "best_step": at.best_step or at.step, "early": early, "metric": config.metric,
@@ -244,4 +244,4 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    distributed.run(main, CONFIG)
+    process.run(main, CONFIG)

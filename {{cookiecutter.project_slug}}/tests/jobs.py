@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 import data
 import train
@@ -79,8 +78,8 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
         work = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
         return work.then(lambda f: f.value()[0] / torch.distributed.get_world_size())
 
-    def wrap(model: Any, device: Any) -> DistributedDataParallel:
-        ddp = wrapped(model, device)
+    def wrap(*args: Any) -> Any:
+        ddp: Any = wrapped(*args)
         ddp.register_comm_hook(None, hook)
         return ddp
 
@@ -228,11 +227,11 @@ def dropout_and_weights(config: TrainConfig) -> tuple[list[float], Any, list[str
     """What each rank draws, the first weights that it had, and its label names."""
     kept: dict[str, Any] = {}
 
-    def wrap(model: Any, device: torch.device) -> Any:
+    def wrap(model: Any, *args: Any) -> Any:
         kept["first"] = [p.detach().clone() for p in model.parameters()]
         kept["mask"] = torch.nn.functional.dropout(torch.ones(64)).tolist()
         kept["labels"] = list(model.config.id2label.values())
-        return wrapped(model, device)
+        return wrapped(model, *args)
 
     wrapped = distributed.wrap
     with Patch(distributed, "wrap", wrap):

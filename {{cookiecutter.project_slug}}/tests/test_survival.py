@@ -180,7 +180,12 @@ def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> N
     first = {k: v.clone() for k, v in model.state_dict().items()}
     moment = torch.ones(3)
     for step in (1, 2, 3):
-        saver.save(step, {"moment": moment, "nested": [moment, {"a": (1, None)}]}, best=step == 1)
+        saver.save(
+            step,
+            model.state_dict(),
+            {"moment": moment, "nested": [moment, {"a": (1, None)}]},
+            best=step == 1,
+        )
         with torch.no_grad():
             model.classifier.bias += 1
         moment += 1
@@ -193,7 +198,7 @@ def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> N
     assert state["moment"].tolist() == [3, 3, 3]
     assert state["nested"][1] == {"a": (1, None)}
     (tmp_path / "checkpoints").rename(tmp_path / "gone")
-    saver.save(4, {}, best=False)
+    saver.save(4, model.state_dict(), {}, best=False)
     with pytest.raises(UserError, match=r"cannot write .*step-00000004: No such file"):
         saver.wait()
 

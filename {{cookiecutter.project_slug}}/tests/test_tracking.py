@@ -114,8 +114,8 @@ def test_trains_without_tensorboard(ranks: Ranks, settings: Settings) -> None:
     code = (
         "import sys; sys.modules['torch.utils.tensorboard'] = None\n"
         "import os; sys.path.insert(0, os.getcwd())\n"
-        "import train; from training import distributed, flags\n"
-        "distributed.run(train.main, flags.load_config(sys.argv[1:]))"
+        "import train; from training import flags, process\n"
+        "process.run(train.main, flags.load_config(sys.argv[1:]))"
     )
     settings_file = Path(config.runs_dir).parent / "config.toml"
     settings_file.write_text(config.to_toml(), "utf-8")

@@ -34,6 +34,7 @@ class TrainConfig:
     truncate: str = opt("head", "which part of a long text is kept", "head", "tail", "head+tail")
     dropout: float | None = opt(None, "of the whole model, if not its own; raise it on overfitting")
     freeze_encoder: bool = opt(False, "train the head alone: quick, enough for a first look")
+    freeze_embeddings: bool = opt(False, "word embeddings stay: less memory, less to communicate")
     trust_remote_code: bool = opt(False, "run Python that comes with the model; if you trust it")
     # -- data
     train_file: tuple[str, ...] = opt((), "CSV, TSV, JSONL, Parquet, Arrow; files and globs")
@@ -76,6 +77,12 @@ class TrainConfig:
     # -- compute
     precision: str = opt(
         "fp32", "bf16 on recent GPUs, fp16 on older; fp64 to check", "fp32", "bf16", "fp16", "fp64"
+    )
+    strategy: str = opt(
+        "ddp", "fsdp shards what does not fit a GPU; dp is for comparison", "ddp", "fsdp", "dp"
+    )
+    gradient_compression: str = opt(
+        "none", "of what ranks exchange; bf16 on a slow network", "none", "bf16", "fp16"
     )
     gradient_checkpointing: bool = opt(False, "less memory, about a third slower")
     compile: bool = opt(False, "torch.compile: slower start, then faster on GPUs")
@@ -135,7 +142,8 @@ NEUTRAL = (
     "cache_dir batch_size gradient_accumulation_steps num_workers compile timeout run_name "
     "runs_dir resume resume_anyway log_every save_every keep_checkpoints epochs max_steps "
     "max_time step_timeout max_bad_steps check_replicas_every eval_batch_size "
-    "early_stopping_patience gradient_checkpointing deterministic train_file val_file test_file"
+    "early_stopping_patience strategy gradient_checkpointing deterministic train_file val_file "
+    "test_file"
 ).split()
 AT_LEAST = {
     8: "max_length",
@@ -173,9 +181,9 @@ def check(config: TrainConfig) -> None:
             raise UserError(f"{name} must be at least 0 and below 1, not {value}")
     if not config.train_file:
         raise UserError("no train_file: give --train-file, or set it in config.toml")
-    name = config.run_name
-    if name is not None and (Path(name).name != name or name == ".." or "\0" in name):
-        raise UserError(f"run_name {name!r} must be a plain folder name")
+    run = config.run_name
+    if run is not None and (Path(run).name != run or run == ".." or "\0" in run):
+        raise UserError(f"run_name {run!r} must be a plain folder name")
     if config.max_time is not None:
         seconds_of(config.max_time)
     no_val = not config.val_file and not config.val_fraction
@@ -203,9 +211,12 @@ class BatchSizes:
     gradient_accumulation_steps: int
 
 
-def batch_sizes(config: TrainConfig, world_size: int) -> BatchSizes:
-    """Derive the batch sizes that are left open; refuse three numbers that do not agree."""
-    micro, accumulation = config.batch_size, config.gradient_accumulation_steps
+def batch_sizes(config: TrainConfig, world_size: int, copies: int = 1) -> BatchSizes:
+    """Derive the batch sizes that are left open; refuse three numbers that do not agree.
+
+    `copies` of the model in each rank share a micro-batch (`--strategy dp`).
+    """
+    micro, accumulation = config.batch_size * copies, config.gradient_accumulation_steps
     if accumulation is None:
         total = config.global_batch_size or 32
         accumulation = math.ceil(total / (micro * world_size))

@@ -1,26 +1,25 @@
-"""Ranks: the process group, the device, what ranks tell each other, and leaving together.
+"""Ranks: the process group, the device, what ranks tell each other, the model over all of them.
 
 Every run has a process group, also a plain `python train.py` (rank 0 of 1), so the rest of the
 project has one code path. This is the only file that reads torchrun's variables.
 """
 
-import ctypes
-import gc
 import os
-import signal
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from training import crash, watch
-from training.config import STOPPED_EARLY, USER_ERROR, TrainConfig, UserError
+from training import crash
+from training.config import TrainConfig, UserError
 
 T = TypeVar("T")
 
@@ -84,58 +83,6 @@ def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
     return device, store
 
 
-def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
-    """Call `main(config, device)` in a process group, then leave with the right exit code.
-
-    On success everything that holds the process group (model, optimizer, hooks) is a local of
-    `main` and is gone when it returns; only then is the group destroyed. A DDP model that outlives
-    its group keeps gloo's threads alive, and the interpreter now and then aborts at its exit.
-    On failure other ranks may wait in a collective, so this rank leaves at once, without a
-    farewell that could hang; the launcher then ends the others.
-    """
-    os.umask(os.umask(0o077) | 0o002)  # nothing is written that everybody may change
-    die_with_launcher()
-    get_error_handler().initialize()
-    try:
-        _call(main, config)
-    except Exception as error:
-        if not crash.is_plain(error):
-            crash.keep(error, os.environ.get("RANK", "0"))
-        elif has_terminal():
-            print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
-        get_error_handler().record_exception(error)
-        crash.finish_writing()
-        _leave(USER_ERROR if crash.is_plain(error) else 1)
-    except BaseException as asked:  # to stop, when there was nothing to save
-        _leave(130 if isinstance(asked, KeyboardInterrupt) else STOPPED_EARLY)
-    gc.collect()
-    reduce_tensor(torch.zeros(1))  # nobody leaves while others still talk
-    dist.destroy_process_group()
-
-
-def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
-    # The watchdog comes first, since it can say more.
-    device, store = setup(config.timeout + watch.MARGIN)
-    watchdog = watch.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
-    if dist.get_world_size() > 1:
-        watchdog.start()
-    main(config, device)
-    watchdog.stop()
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def die_with_launcher() -> None:
-    """Ask Linux to end this process when the launcher dies, so that no orphan holds a GPU."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 # -- what ranks tell each other ------------------------------------------------------------------
 
 
@@ -197,14 +144,71 @@ def same_everywhere(value: Any, what: str) -> None:
 # -- the model on several ranks ------------------------------------------------------------------
 
 
-def wrap(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """`model` in DDP, which starts by giving every rank the main process's weights."""
-    return DistributedDataParallel(
-        model,
+def copies(strategy: str) -> int:
+    """Copies of the model that this process runs: more than one with DataParallel alone.
+
+    Errors: UserError when DataParallel is to run on several ranks.
+    """
+    if strategy != "dp":
+        return 1
+    if dist.get_world_size() > 1:
+        raise UserError("--strategy dp is one process with every GPU: give --nproc-per-node 1")
+    return torch.accelerator.device_count() or 1
+
+
+def wrap(
+    model: nn.Module, with_loss: nn.Module, device: torch.device, config: TrainConfig
+) -> nn.Module:
+    """What a step calls: `with_loss`, which holds `model`, over all ranks by `--strategy`.
+
+    Every rank starts with the main process's weights. With "fsdp" the parameters of `model` become
+    shards in place: build the optimizer after it.
+    """
+    strategy = config.strategy
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.gradient_compression)
+    if strategy == "dp":
+        return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
+    if strategy == "fsdp":
+        broadcast_weights(model)
+        options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
+        if half is not None:
+            options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=half)
+        for layers in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
+            for layer in layers:
+                fully_shard(layer, **options)
+        fully_shard(model, **options)
+        return with_loss
+    ddp = DistributedDataParallel(
+        with_loss,
         device_ids=None if device.type == "cpu" else [device.index],
         gradient_as_bucket_view=True,  # gradients live in the buckets: one copy less
         forward_sync_buffers=False,  # encoders' buffers are constants
     )
+    if half is not None:
+        ddp.register_comm_hook(half, _reduce_compressed)
+    return ddp
+
+
+def _reduce_compressed(
+    kind: torch.dtype, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """DDP's communication hook: gradients travel as `kind`. PyTorch's own refuse gloo."""
+    whole = bucket.buffer()
+    sent = (whole / dist.get_world_size()).to(kind)
+    future = dist.all_reduce(sent, async_op=True).get_future()
+    return future.then(lambda done: whole.copy_(done.value()[0]))
+
+
+@contextmanager
+def accumulating(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> Iterator[None]:
+    """Around forward and backward of a micro-batch: gradients stay on their rank till the last."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(ends_step)
+    if isinstance(wrapped, DistributedDataParallel) and not ends_step:
+        with wrapped.no_sync():
+            yield
+    else:
+        yield
 
 
 def broadcast_weights(model: nn.Module) -> None:
@@ -216,7 +220,10 @@ def broadcast_weights(model: nn.Module) -> None:
 def check_replicas(model: nn.Module) -> None:
     """Stop when the ranks' weights have drifted apart. Errors: RuntimeError naming the ranks."""
     # The bits of the weights, added as integers: exact, in whatever order the device adds.
-    bits = [p.detach().contiguous().view(torch.int16) for p in model.parameters()]
+    copies = [p.detach() for p in model.parameters() if not isinstance(p, DTensor)]
+    if not copies:
+        return  # every rank holds other parts
+    bits = [p.contiguous().view(torch.int16) for p in copies]
     sums = gather(tuple(torch.stack([b.sum(dtype=torch.int64) for b in bits]).tolist()))
     most = max(sums, key=sums.count)
     if odd := [rank for rank, other in enumerate(sums) if other != most]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from training import watch
@@ -86,14 +87,16 @@ def gather_logits(
         if stopping():
             model.train(was_training)
             raise Interrupted
-        if i >= len(mine):
-            continue
-        inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(mine[i]).items()}
+        if i >= len(mine) and not isinstance(model, FSDPModule):
+            continue  # a sharded model needs every rank for each forward
+        rows = mine[i] if i < len(mine) else batches[0]
+        inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
         watch.at(description, i + 1, tuple(inputs["input_ids"].shape))
         with autocast():
             logits = model(**inputs).logits
-        check_logits(logits, len(mine[i]), len(store.labels))
-        parts.append(logits)
+        check_logits(logits, len(rows), len(store.labels))
+        if i < len(mine):
+            parts.append(logits)
     model.train(was_training)
     watch.at(f"the end of {description}")
     # Every rank sends the same number of rows; the main process knows how many of them are real.

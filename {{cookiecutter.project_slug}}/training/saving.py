@@ -26,13 +26,15 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._buffers: dict[str, Tensor] = {}
 
-    def save(self, step: int, state: dict[str, Any] | None, best: bool) -> None:
+    def save(
+        self, step: int, weights: dict[str, Tensor], state: dict[str, Any] | None, best: bool
+    ) -> None:
         """Begin to write the checkpoint of `step` (if there is a state), and `best/` if so told.
 
         Waits for the one before it. Errors: UserError, when that one could not be written.
         """
         self.wait()
-        weights = self._copied(self.model.state_dict(), "model", {})
+        weights = self._copied(weights, "model", {})
         state = self._copied(state, "state", {})
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the copies are there

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch.optim import Optimizer
 
-from training import checkpoint
+from training import checkpoint, sharding
 from training.distributed import gather, on_main
 from training.meter import RunningLoss
 from training.rng import rng_state, set_rng_state
@@ -55,7 +56,7 @@ def collect(
 ) -> dict[str, Any]:
     """The state of a run. Call on every rank."""
     mine = {"rng": rng_state(loss.loss.device), "loss": loss.state()}
-    states = {name: part.state_dict() for name, part in parts.items()}
+    states = {name: sharding.whole(part.state_dict()) for name, part in parts.items()}
     return {"at": asdict(at), "ranks": gather(mine), "learned": learned, **states}
 
 
@@ -72,6 +73,8 @@ def restore(
     for name, value in state["at"].items():
         setattr(at, name, value)
     for name, part in parts.items():
+        if isinstance(part, Optimizer):
+            state[name] = sharding.optimizer_state(state[name], part)
         if state[name]:  # empty: that of a scaler which was not in use
             part.load_state_dict(state[name])
     rank, world_size, device = dist.get_rank(), dist.get_world_size(), loss.loss.device

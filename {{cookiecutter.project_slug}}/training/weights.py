@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.config import TrainConfig, UserError
 from training.tokens import TokenStore
@@ -25,6 +26,29 @@ def weighted_sum(losses: Tensor, weight: Tensor) -> Tensor:
         )
     total = (losses * weight.to(losses.dtype)).sum()
     return total * torch.where(total.detach().isfinite(), 1.0, math.nan)
+
+
+class WithLoss(nn.Module):
+    """A model with its loss: what a step calls.
+
+    The loss is taken where the logits are, so that nn.DataParallel need not collect them on one
+    GPU. Inputs, labels, weight: tensors of (batch, ...) -> the weighted sum of the losses, (1,).
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_per_row: Callable[..., Tensor], labels: int,
+        label_smoothing: float, autocast: Callable[[], AbstractContextManager],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.loss_per_row, self.labels = model, loss_per_row, labels
+        self.label_smoothing, self.autocast = label_smoothing, autocast
+
+    def forward(self, inputs: dict[str, Tensor], labels: Tensor, weight: Tensor) -> Tensor:
+        with self.autocast():
+            logits = self.model(**inputs).logits  # (batch, labels)
+        check_logits(logits, len(labels), self.labels)
+        losses = self.loss_per_row(logits, labels, self.label_smoothing)
+        return weighted_sum(losses, weight).reshape(1)
 
 
 def check_logits(logits: Tensor, rows: int, labels: int) -> None:

@@ -1,0 +1,101 @@
+"""--strategy: other ways to compute the same steps, with the same checkpoints."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jobs
+import numpy as np
+import pytest
+import torch
+from conftest import lines_of
+from ranks import RankError, Ranks
+
+from training.config import TrainConfig
+
+Settings = Callable[..., TrainConfig]
+
+
+def end_of(config: TrainConfig, step: int = 14) -> dict[str, torch.Tensor]:
+    folder = Path(config.runs_dir) / str(config.run_name) / "checkpoints"
+    return jobs.weights_of(folder / f"step-{step:08d}")
+
+
+def test_fsdp_learns_the_same(ranks: Ranks, settings: Settings) -> None:
+    """Sharded on 2 ranks, with and without accumulation, as DDP: losses, norms, metrics, weights;
+    best/ is whole."""
+    ddp = settings(run_name="ddp", precision="fp64", dropout=0.0)
+    ranks.run(2, jobs.run, ddp)
+    for name, batch_size in (("fsdp", 16), ("accumulated", 5)):
+        config = replace(ddp, run_name=name, strategy="fsdp", batch_size=batch_size)
+        ranks.run(2, jobs.run, config)
+        for value in ("step", "loss", "grad_norm", "lr"):
+            expected = [line[value] for line in lines_of(ddp)]
+            np.testing.assert_allclose([x[value] for x in lines_of(config)], expected, rtol=1e-9)
+        assert lines_of(config, "val")[-1]["accuracy"] == lines_of(ddp, "val")[-1]["accuracy"]
+        found, expected_weights = end_of(config), end_of(ddp)
+        assert found.keys() == expected_weights.keys()
+        for key, weight in expected_weights.items():
+            torch.testing.assert_close(found[key], weight, rtol=1e-7, atol=1e-9)
+    from transformers import AutoModelForSequenceClassification
+
+    best = Path(ddp.runs_dir) / "fsdp" / "best"
+    _, info = AutoModelForSequenceClassification.from_pretrained(best, output_loading_info=True)
+    assert not any(info.values())
+
+
+def test_fsdp_resumes_to_the_bit(ranks: Ranks, settings: Settings) -> None:
+    """Dropout on, stopped in mid-epoch, a step before that skipped."""
+    whole = settings(run_name="whole", strategy="fsdp", batch_size=8)
+    ranks.run(2, jobs.run_with_bad_loss, whole, "loss", [3])
+    config = replace(whole, run_name="stopped")
+    ranks.run(2, jobs.run_with_bad_loss, config, "loss", [3], 4)
+    ranks.run(2, jobs.run, config)
+    for name in ("step", "loss", "lr", "grad_norm"):
+        assert [x[name] for x in lines_of(whole)] == [x[name] for x in lines_of(config)]
+    assert lines_of(whole)[2]["loss"] is None
+    expected, found = end_of(whole), end_of(config)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_strategies_share_checkpoints(ranks: Ranks, settings: Settings) -> None:
+    """Begun with DDP, gone on with FSDP, ended with dp: the losses of one run with DDP."""
+    whole = settings(run_name="whole", precision="fp64", dropout=0.0)
+    ranks.run(2, jobs.run, whole)
+    config = replace(whole, run_name="moved")
+    ranks.run(2, jobs.run_stopped_at, config, 4)
+    ranks.run(3, jobs.run_stopped_at, replace(config, strategy="fsdp"), 9)
+    ranks.run(1, jobs.run, replace(config, strategy="dp"))
+    for name in ("step", "loss", "grad_norm"):
+        expected = [line[name] for line in lines_of(whole)]
+        np.testing.assert_allclose([x[name] for x in lines_of(config)], expected, rtol=1e-9)
+    results = Path(config.runs_dir) / "moved" / "results.json"
+    assert json.loads(results.read_text("utf-8"))["world_size"] == 1
+
+
+def test_dp_is_one_process(ranks: Ranks, settings: Settings) -> None:
+    with pytest.raises(RankError, match="dp is one process with every GPU: give --nproc-per-node"):
+        ranks.run(2, jobs.run, settings(strategy="dp"))
+
+
+def test_gradient_compression(ranks: Ranks, settings: Settings) -> None:
+    """Gradients travel as bf16: other losses in the third digit, and all ranks alike."""
+    exact = settings(run_name="exact", dropout=0.0, max_steps=6, evals_per_epoch=7)
+    ranks.run(2, jobs.run, exact)
+    for strategy in ("ddp", "fsdp"):
+        config = replace(exact, run_name=strategy, strategy=strategy, gradient_compression="bf16")
+        ranks.run(2, jobs.run, config)
+        losses = [[x["loss"] for x in lines_of(c)] for c in (exact, config)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=0.02)
+        assert losses[0] != losses[1]
+
+
+def test_frozen_embeddings(ranks: Ranks, settings: Settings, tiny_model: Path) -> None:
+    config = settings(freeze_embeddings=True, max_steps=3)
+    ranks.run(2, jobs.run, config)
+    name = "bert.embeddings.word_embeddings.weight"
+    before, after = jobs.weights_of(tiny_model), end_of(config, 3)
+    assert torch.equal(before[name], after[name])
+    other = "bert.embeddings.position_embeddings.weight"
+    assert not torch.equal(before[other], after[other])

@@ -1,0 +1,68 @@
+"""The life of a rank's process: it ends with its launcher, and leaves with the right exit code."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from training import crash, watch
+from training.config import STOPPED_EARLY, USER_ERROR, TrainConfig
+from training.distributed import has_terminal, reduce_tensor, setup
+
+
+def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
+    """Call `main(config, device)` in a process group, then leave with the right exit code.
+
+    On success everything that holds the process group (model, optimizer, hooks) is a local of
+    `main` and is gone when it returns; only then is the group destroyed. A DDP model that outlives
+    its group keeps gloo's threads alive, and the interpreter now and then aborts at its exit.
+    On failure other ranks may wait in a collective, so this rank leaves at once, without a
+    farewell that could hang; the launcher then ends the others.
+    """
+    os.umask(os.umask(0o077) | 0o002)  # nothing is written that everybody may change
+    die_with_launcher()
+    get_error_handler().initialize()
+    try:
+        _call(main, config)
+    except Exception as error:
+        if not crash.is_plain(error):
+            crash.keep(error, os.environ.get("RANK", "0"))
+        elif has_terminal():
+            print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
+        get_error_handler().record_exception(error)
+        crash.finish_writing()
+        _leave(USER_ERROR if crash.is_plain(error) else 1)
+    except BaseException as asked:  # to stop, when there was nothing to save
+        _leave(130 if isinstance(asked, KeyboardInterrupt) else STOPPED_EARLY)
+    gc.collect()
+    reduce_tensor(torch.zeros(1))  # nobody leaves while others still talk
+    dist.destroy_process_group()
+
+
+def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
+    # The watchdog comes first, since it can say more.
+    device, store = setup(config.timeout + watch.MARGIN)
+    watchdog = watch.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
+    if dist.get_world_size() > 1:
+        watchdog.start()
+    main(config, device)
+    watchdog.stop()
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def die_with_launcher() -> None:
+    """Ask Linux to end this process when the launcher dies, so that no orphan holds a GPU."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
