@@ -173,9 +173,9 @@ def check(config: TrainConfig) -> None:
             raise UserError(f"{name} must be at least 0 and below 1, not {value}")
     if not config.train_file:
         raise UserError("no train_file: give --train-file, or set it in config.toml")
-    name = config.run_name
-    if name is not None and (Path(name).name != name or name == ".." or "\0" in name):
-        raise UserError(f"run_name {name!r} must be a plain folder name")
+    run = config.run_name
+    if run is not None and (Path(run).name != run or run == ".." or "\0" in run):
+        raise UserError(f"run_name {run!r} must be a plain folder name")
     if config.max_time is not None:
         seconds_of(config.max_time)
     no_val = not config.val_file and not config.val_fraction
