@@ -68,6 +68,12 @@ def test_bad_step_is_skipped_on_all_ranks(ranks: Ranks, settings: Settings, kind
     assert [len(set(line["rows"])) for line in found] == [32, 11]
     assert all(0 <= row < 203 for line in found for row in line["rows"])
     assert "step 3 was skipped" in (run_of(config) / "log.txt").read_text("utf-8")
+    rarely = replace(config, run_name="rarely", log_every=2, max_steps=4, schedule="constant",
+                     warmup_ratio=0.0)  # fmt: skip
+    often = replace(rarely, run_name="often", log_every=1)
+    for other in (rarely, often):
+        ranks.run(2, jobs.run_with_bad_loss, other, kind, [3])
+    assert lines_of(rarely)[1]["loss"] == lines_of(often)[3]["loss"]  # of step 4 alone
 
 
 def test_many_bad_steps_end_the_run(ranks: Ranks, settings: Settings) -> None:
