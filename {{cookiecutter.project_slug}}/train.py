@@ -28,7 +28,7 @@ import data
 from model import build_model, build_tokenizer, loss_per_row, read_weights
 from training import distributed, process, runs, state, watch
 from training.config import TrainConfig, batch_sizes
-from training.distributed import is_main, on_main
+from training.distributed import gather, is_main, on_main
 from training.evaluation import evaluate
 from training.meter import Meter, RunningLoss
 from training.optimizer import Schedule, build_optimizer, learning_rates
@@ -38,6 +38,7 @@ from training.sampler import BatchPlan
 from training.saving import Saver
 from training.sharding import load_everywhere, plain, whole
 from training.skipping import SkippedSteps, step_if_finite
+from training.speed import flops_per_token, peak_flops, peak_memory
 from training.stopping import Interrupted, StopRequest
 from training.tokenise import open_splits, prepare_tokenizer
 from training.tracking import Tracker, start_console
@@ -116,14 +117,13 @@ def main(config: TrainConfig, device: torch.device) -> None:
         state.restore(source, at, parts, loss_sum, learned, config.resume_anyway)
     if not on_main(lambda: runs.claim(run, source, at.step, at.best_step)):
         at.best_score, at.best_step = -math.inf, 0  # those weights are not here: find others
-    watch.errors = run / "errors"  # where a traceback goes from now on
 
     # -- ready -----------------------------------------------------------------------------------
-    tracker = Tracker(run, config, is_main(), at)
+    tracker = Tracker(run, config, device, is_main(), at)
     on_main(lambda: keep_bad_rows(run, splits))
     saver = Saver(run, model, tokenizer, config.keep_checkpoints)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    meter = Meter()
+    meter = Meter(flops_per_token(model), peak_flops(device, config.precision, copies))
     stop.ready()  # until here a signal ended this process at once: there was nothing to save
 
     def validate() -> bool:
@@ -234,7 +234,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
     facts = {
         "stopped": stopped, "step": at.step, "epoch": at.step / plan.steps_per_epoch,
         "best_step": at.best_step or at.step, "early": early, "metric": config.metric,
-        "labels": train.labels, "timings": {"seconds": time.perf_counter() - began},
+        "labels": train.labels, "peak_memory": gather(peak_memory(device)),
+        "timings": {"seconds": time.perf_counter() - began},
     }  # fmt: skip
     final = {} if stopped else {k: s for k, s in splits.items() if s is not None and k != "train"}
     finish(run, config, tracker, measure, final, facts)

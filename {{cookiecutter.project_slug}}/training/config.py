@@ -87,6 +87,7 @@ class TrainConfig:
     gradient_checkpointing: bool = opt(False, "less memory, about a third slower")
     compile: bool = opt(False, "torch.compile: slower start, then faster on GPUs")
     deterministic: bool = opt(False, "deterministic kernels alone: bit-for-bit runs on GPUs")
+    profile: int = opt(0, "steps to trace, for TensorBoard or ui.perfetto.dev")
     timeout: float = opt(1800.0, "seconds without progress, while starting, that end the run")
     step_timeout: float = opt(600.0, "the same from the first step on; 0: wait --timeout there too")
     # -- evaluation
@@ -142,15 +143,15 @@ NEUTRAL = (
     "cache_dir batch_size gradient_accumulation_steps num_workers compile timeout run_name "
     "runs_dir resume resume_anyway log_every save_every keep_checkpoints epochs max_steps "
     "max_time step_timeout max_bad_steps check_replicas_every eval_batch_size "
-    "early_stopping_patience strategy gradient_checkpointing deterministic train_file val_file "
-    "test_file"
+    "early_stopping_patience strategy gradient_checkpointing deterministic profile train_file "
+    "val_file test_file"
 ).split()
 AT_LEAST = {
     8: "max_length",
     1: "batch_size global_batch_size gradient_accumulation_steps eval_batch_size "
     "epochs max_steps log_every keep_checkpoints max_bad_steps",
     0: "num_workers lr weight_decay max_grad_norm early_stopping_patience evals_per_epoch "
-    "save_every seed timeout step_timeout check_replicas_every",
+    "save_every seed timeout step_timeout check_replicas_every profile",
 }
 SHARES = ("val_fraction", "warmup_ratio", "label_smoothing", "dropout")
 

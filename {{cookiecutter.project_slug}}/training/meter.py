@@ -42,7 +42,9 @@ class RunningLoss:
 class Meter:
     """Rows, tokens and time since the last line of the log. Pauses do not count as time."""
 
-    def __init__(self) -> None:
+    def __init__(self, flops_per_token: float = 0.0, peak_flops: float | None = None) -> None:
+        """`peak_flops`: of all ranks together, where that is known."""
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.reset()
 
     def reset(self) -> None:
@@ -74,11 +76,15 @@ class Meter:
             yield batch
 
     def rates(self) -> dict[str, float]:
-        """Of all ranks together; `padding` and `data_wait` are shares."""
+        """Of all ranks together; `padding`, `data_wait` and `mfu` (of the peak) are shares."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
+        flops = self.padded_tokens * self.flops_per_token / seconds
+        mfu = {"mfu": flops / self.peak_flops} if self.peak_flops else {}
         return {
             "samples_per_second": self.rows / seconds,
             "tokens_per_second": self.tokens / seconds,
             "padding": 1.0 - self.tokens / max(self.padded_tokens, 1),
             "data_wait": self.waited / seconds,
+            "flops_per_second": flops,
+            **mfu,
         }

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 from tqdm import tqdm
 
-from training import crash, evaluation
+from training import crash, evaluation, watch
 from training.config import TrainConfig, UserError
+from training.speed import Profiler
 from training.state import Progress
 
 log = logging.getLogger("training")
@@ -69,8 +71,12 @@ def _in_a_thread(failure: Any) -> None:
 class Tracker:
     """Writes a run's records. `at`: how far a resumed run is."""
 
-    def __init__(self, run: Path, config: TrainConfig, main_process: bool, at: Progress) -> None:
+    def __init__(
+        self, run: Path, config: TrainConfig, device: torch.device, main_process: bool, at: Progress
+    ) -> None:
+        watch.errors = run / "errors"  # where a traceback goes from now on
         self.run = run
+        self.profiler = Profiler(run, config.profile if main_process else 0, device)
         self.enabled = main_process
         self.writer: Any = None
         self.bar: Any = None
@@ -102,7 +108,9 @@ class Tracker:
                         disable=hidden, dynamic_ncols=True)  # fmt: skip
 
     def advance(self) -> None:
+        """Call after each optimizer step."""
         self.bar.update()
+        self.profiler.step()
 
     def record(self, step: int, epoch: float, split: str, values: dict[str, Any]) -> None:
         """A line of `metrics.jsonl`, and a point on every curve. What is not finite is left out."""
@@ -187,6 +195,7 @@ class Tracker:
             self.bar.close()
 
     def close(self) -> None:
+        self.profiler.close()
         if self.writer is not None:
             self.writer.close()
         if self.enabled:
