@@ -5,8 +5,9 @@
 
 `--kills`: afterwards a soak, that many SIGKILLs of a rank, of all ranks or of the launcher at
 random moments (seeded) of a run that saves every second step. `--write` keeps the tables in
-faults.md and soak.md. Lost are steps that were done and had to be done again. A run that goes on must end with
-the weights, losses and TensorBoard curves of a run that nothing happened to, to the bit.
+faults.md and soak.md. Lost are steps that were done and had to be done again. A run that goes on
+must end with the weights, losses and TensorBoard curves of a run that nothing happened to, to the
+bit.
 """
 
 import argparse

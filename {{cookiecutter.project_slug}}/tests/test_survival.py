@@ -306,8 +306,9 @@ def test_who_is_missing() -> None:
         assert moved == ("no progress for 10 s: ranks 0, 1, 2, 3 in training, step 7, at "
                          "train.py:1 in main")  # fmt: skip
         after[2] = before[2]
-        assert "no answer from rank 2, last heard of in training, step 7; waiting: ranks" in dog._missing(
-            before, after
+        assert (
+            "no answer from rank 2, last heard of in training, step 7; waiting: ranks"
+            in dog._missing(before, after)
         )
         after[2] = [6, "training, step 7", "model.py:9 in forward"]
         assert "10 s: rank 2 in training, step 7, at model.py:9 in forward; ranks 0, 1, 3 in" in (
