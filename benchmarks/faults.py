@@ -5,8 +5,9 @@
 
 `--kills`: afterwards a soak, that many SIGKILLs of a rank, of all ranks or of the launcher at
 random moments (seeded) of a run that saves every second step. `--write` keeps the tables in
-faults.md. Lost are steps that were done and had to be done again. A run that goes on must end with
-the weights, losses and TensorBoard curves of a run that nothing happened to, to the bit.
+faults.md and soak.md. Lost are steps that were done and had to be done again. A run that goes on
+must end with the weights, losses and TensorBoard curves of a run that nothing happened to, to the
+bit.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lab = faults.Lab(Path(folder), thorough=True)
         for number, ((fault, where), do) in enumerate(faults.FAULTS.items()):
-            if arguments.only not in fault:
+            if arguments.only not in fault or not arguments.times:
                 continue
             lost, outcome = [0], "as documented"
             for time in range(arguments.times):
@@ -46,12 +47,12 @@ def main() -> None:
                     outcome = f"WRONG: {str(error).splitlines()[0]}"
             table.append(f"| {fault} | {where} | {arguments.times} | {max(lost)} | {outcome} |")
             print(table[-1], flush=True)
-        soak = []
+        soak: list[str] = []
         if arguments.kills:
             killed = faults.soak(
                 lab, arguments.kills, arguments.seed, lambda text: print(text, file=sys.stderr)
             )
-            soak = ["", "| SIGKILL of | kills | steps lost, at most | in all |"]
+            soak = ["| SIGKILL of | kills | steps lost, at most | in all |"]
             soak.append("|---|---|---|---|")
             for who, kills in collections.Counter(who for who, _ in killed).items():
                 lost = [steps for name, steps in killed if name == who]
@@ -60,9 +61,11 @@ def main() -> None:
             soak.append("went on, and ended with the weights, losses and curves of the whole run.")
             print(*soak, sep="\n")
     if arguments.write:
-        text = f"# Faults\n\nWritten by `{' '.join(['python', *sys.argv])}`.\n\n"
-        text += "\n".join([*table, *soak]) + "\n"
-        (ROOT / "benchmarks" / "faults.md").write_text(text, encoding="utf-8")
+        command = " ".join(["python", *sys.argv])
+        for name, title, lines in (("faults", "Faults", table), ("soak", "Soak", soak)):
+            if len(lines) > 2:
+                text = f"# {title}\n\nWritten by `{command}`.\n\n" + "\n".join(lines) + "\n"
+                (ROOT / "benchmarks" / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,16 +33,25 @@ import multiprocessing as _mp, os as _os, signal as _signal, time as _time
 from pathlib import Path as _Path
 from training import watch as _watch
 
-_what, _rank, _step = (_os.environ.get("FAULT") or "none:0:0").split(":")
-_marker = _Path(_os.environ.get("MARKER", "/nowhere"))
 
 
-def _now(what):
-    due = _what == what and _os.environ.get("RANK") == _rank and _watch.now.step >= int(_step)
-    if not due or _marker.exists():
+def _fault():
+    return (_os.environ.get("FAULT") or "none:0:0").split(":")
+
+
+def _now(asked):
+    what, rank, step = _fault()
+    marker = _Path(_os.environ.get("MARKER", "/nowhere"))
+    due = what == asked and _os.environ.get("RANK") == rank and _watch.now.step >= int(step)
+    if not due or marker.exists():
         return False
-    _marker.touch()
+    marker.touch()
     return True
+
+
+def _at(asked):
+    what, rank, step = _fault()
+    return what == asked and _os.environ.get("RANK") == rank and _watch.now.step == int(step)
 
 
 _loss_per_row, _build_model = loss_per_row, build_model
@@ -63,10 +72,10 @@ def loss_per_row(logits, labels, label_smoothing=0.0):
     if _now("loader"):
         _mp.active_children()[0].kill()
     losses = _loss_per_row(logits, labels, label_smoothing)
-    if _what == "nan" and _os.environ.get("RANK") == _rank and _watch.now.step == int(_step):
+    if _at("nan"):
         losses = losses + torch.nan
-    if _what == "slow":
-        _time.sleep(float(_step))
+    if _fault()[0] == "slow":
+        _time.sleep(float(_fault()[2]))
     return losses
 
 
@@ -74,11 +83,11 @@ def build_model(config, tokenizer, labels):
     if _now("freeze at start"):
         _os.kill(_os.getpid(), _signal.SIGSTOP)
     model = _build_model(config, tokenizer, labels)
-    if _what == "slow evaluation":
+    if _fault()[0] == "slow evaluation":
         model.register_forward_pre_hook(lambda m, _: None if m.training else _time.sleep(0.3))
-    if _what == "drift":
+    if _fault()[0] == "drift":
         def drift(module, _):
-            if _os.environ.get("RANK") == _rank and _watch.now.step == int(_step):
+            if _at("drift"):
                 module.classifier.bias.data[0] += 1e-4
         model.register_forward_pre_hook(drift)
     return model
@@ -152,11 +161,6 @@ class Run:
             assert time.monotonic() < end, f"nothing came of it\n{self.text()}"
             time.sleep(0.02)
 
-    def until_it_says(self, words: str) -> None:
-        """Wait for some words on the screen, or for the end."""
-        while words not in self.text() and self.process.poll() is None:
-            time.sleep(0.02)
-
     def ranks(self) -> list[int]:
         """The ranks' processes: the launcher's children."""
         return [pid for pid in _children(self.process.pid) if "train.py" in _command(pid)]
@@ -185,6 +189,113 @@ class Run:
     @staticmethod
     def saved_in(folder: Path) -> list[int]:
         return sorted(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-*"))
+
+
+# A process that has imported all that a run needs, and forks a launch for each line it reads. The
+# ranks are those of the project; the launch does what torchrun does for them: their variables, and
+# an end for the others when one has failed. It saves the ten seconds that a launch imports for.
+FORKED = """
+import json, os, signal, socket, sys, time
+import matplotlib.figure, sklearn.metrics, torch.utils.tensorboard
+import train
+from training import distributed, flags
+
+def launch(flags_of_run, output, fault):
+    os.setsid()
+    out = os.open(output, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.dup2(out, 1), os.dup2(out, 2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(fault, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2",
+                      TORCHELASTIC_RUN_ID="soak", LAUNCHED_AT=str(time.time()))
+    ranks = []
+    for rank in "01":
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(RANK=rank, LOCAL_RANK=rank)
+            sys.argv = ["train.py", *flags_of_run]
+            try:
+                distributed.run(train.main, flags.parse_args(flags_of_run))
+            except BaseException as error:
+                print(error, flush=True)
+                os._exit(1)
+            os._exit(0)
+        ranks.append(pid)
+    print("RANKS", *ranks, flush=True)
+    codes = {}
+    deadline = None
+    while len(codes) < 2:
+        for pid in ranks:
+            done = pid in codes or os.waitpid(pid, os.WNOHANG)
+            if done is not True and done[0]:
+                codes[pid] = os.waitstatus_to_exitcode(done[1])
+                if codes[pid] and deadline is None:
+                    deadline = time.monotonic() + 5
+                    [os.kill(other, signal.SIGTERM) for other in ranks if other not in codes]
+        if deadline and time.monotonic() > deadline:
+            [os.kill(other, signal.SIGKILL) for other in ranks if other not in codes]
+        time.sleep(0.01)
+    os._exit(0 if not any(codes.values()) else 1)
+
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        launch(*json.loads(line))
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Forked:
+    """Runs of the lab without the wait for imports, one at a time."""
+
+    def __init__(self, lab: "Lab") -> None:
+        self.lab = lab
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            encoding="utf-8", cwd=lab.folder,
+            env=clean_environment(
+                PYTHONPATH=str(lab.project), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+                HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo",
+            ),
+        )  # fmt: skip
+        assert self._said() == "ready"
+
+    def _said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(self, name: str, *flags: str, fault: str = "") -> "Run":
+        """A Run whose `end` this process reports."""
+        run = Run.__new__(Run)
+        run.lab, run.name, run.folder = self.lab, name, self.lab.runs / name
+        run.output = self.lab.folder / f"output-{name}-{time.monotonic_ns()}.txt"
+        variables = {"FAULT": fault, "MARKER": str(self.lab.folder / f"done-{name}")}
+        told = [*self.lab.flags[1:], "--run-name", name, *flags]
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([told, str(run.output), variables]) + "\n")
+        self.process.stdin.flush()
+        self.launcher = int(self._said())
+        return run
+
+    def ranks(self, run: "Run") -> list[int]:
+        """The pids, which are the first thing on the screen."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            text = run.text() if run.output.exists() else ""
+            if found := re.search(r"^RANKS (\d+) (\d+)\n", text):
+                return [int(found[1]), int(found[2])]
+            time.sleep(0.01)
+        raise AssertionError("no ranks")
+
+    def end(self) -> int:
+        return int(self._said())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 class Lab:
@@ -238,6 +349,7 @@ class Lab:
         assert run.results()["stopped"] is False
         assert [line["step"] for line in run.lines()] == list(range(1, STEPS + 1))
         assert [line["loss"] for line in run.lines()] == self.losses
+        assert [line["step"] for line in run.lines("val")] == list(range(0, STEPS + 1, 6))
         assert self.file_of(run.name).read_bytes() == self.weights, "other weights"
         left = [p.name for p in run.folder.rglob(".writing-*")]
         assert not left, left
@@ -650,29 +762,35 @@ def soak(lab: Lab, kills: int, seed: int, say: Callable[[str], None]) -> list[tu
     run that nothing happened to. Returns, for each kill, who was killed and the steps lost."""
     draw = random.Random(seed)
     killed: list[tuple[str, int]] = []
+    forked = Forked(lab)
     name, resumed = f"soak-{seed}", 0
-    while len(killed) < kills:
-        who = draw.choice(("a rank", "all ranks", "the launcher"))
-        if resumed >= STEPS - 10:  # a new run, so that there is always something to kill
-            lab.finish(name, always=True)
-            name, resumed = f"{name.partition('.')[0]}.{len(killed)}", 0
-        run = Run(lab, name, "--save-every=2", fault="slow:0:0.05")
+    while len(killed) < kills or resumed < STEPS:
+        last = len(killed) >= kills or resumed >= STEPS - 6  # let it end; then a new run begins
+        run = forked.start(name, "--save-every=2", fault="" if last else "slow:0:0.05")
+        pids = forked.ranks(run)
+        if last:
+            assert forked.end() == 0, run.text()
+            lab.check(run)
+            name, resumed = f"soak-{seed}.{len(killed)}", STEPS if len(killed) >= kills else 0
+            continue
         if draw.random() < 0.8:  # mostly when it has come to its steps, where it saves
-            run.until_it_says("training to step")
-        time.sleep(draw.uniform(0, 2.5))
-        pids = run.ranks()
-        victims = {"a rank": pids[-1:], "all ranks": pids, "the launcher": [run.process.pid]}[who]
-        for pid in victims:
+            while "training to step" not in run.text() and any(map(lives, pids)):
+                time.sleep(0.01)
+        time.sleep(draw.uniform(0, 2.0))
+        who = draw.choice(("a rank", "all ranks", "the launcher"))
+        victims = {"a rank": draw.sample(pids, 1), "all ranks": pids, "the launcher": []}[who]
+        for pid in victims or [forked.launcher]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert run.end(40) != 0 or run.results()["step"] == STEPS, run.text()
+        code = forked.end()
         gone(pids, 20)
         reached = run.step()
+        assert code != 0 or reached == STEPS, run.text()
         found = run.saved() if (run.folder / "checkpoints").exists() else []
         resumed = found[-1] if found else 0
         lost = max(0, reached - resumed)
         assert lost <= 4, f"{lost} steps lost"
         killed.append((who, lost))
         say(f"kill {len(killed)}: {who}, at step {reached}, goes on from {resumed}")
-    lab.finish(name, always=True)
+    forked.close()
     return killed

@@ -167,6 +167,20 @@ def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: in
         run_stopped_at(config, stop)
 
 
+def run_with_broken_evaluation(config: TrainConfig) -> None:
+    """A run whose weights give no finite loss any more, which only an evaluation sees."""
+
+    def evaluate(*args: Any, **options: Any) -> Any:
+        result = evaluated(*args, **options)
+        if watch.now.phase != "training" and result.metrics:
+            result.metrics["loss"] = float("nan")
+        return result
+
+    evaluated = train.evaluate
+    with Patch(train, "evaluate", evaluate):
+        run(config)
+
+
 def run_stopped_in(config: TrainConfig, phase: str, batch: int = 1) -> None:
     """A run in which all ranks agree to stop when an evaluation has come to `batch`."""
 

@@ -89,6 +89,14 @@ def test_many_bad_steps_end_the_run(ranks: Ranks, settings: Settings) -> None:
     assert all(w.isfinite().all() for w in jobs.weights_of(run_of(config) / "best").values())
 
 
+def test_broken_weights_are_never_the_best(ranks: Ranks, settings: Settings) -> None:
+    """An accuracy from logits that are not finite chooses nothing."""
+    config = settings()
+    ranks.run(2, jobs.run_with_broken_evaluation, config)
+    assert not (run_of(config) / "best").exists()
+    assert state_of(config, 14)["at"]["waited"] == 2
+
+
 def test_resumed_right_after_a_bad_step(ranks: Ranks, settings: Settings) -> None:
     """What is known of a step one step later is in the checkpoint too."""
     whole = settings(run_name="whole")
@@ -303,8 +311,9 @@ def test_who_is_missing() -> None:
         assert moved == ("no progress for 10 s: ranks 0, 1, 2, 3 in training, step 7, at "
                          "train.py:1 in main")  # fmt: skip
         after[2] = before[2]
-        assert "no answer from rank 2, last seen in training, step 7;" in dog._missing(
-            before, after
+        assert (
+            "no answer from rank 2, last heard of in training, step 7; waiting: ranks"
+            in dog._missing(before, after)
         )
         after[2] = [6, "training, step 7", "model.py:9 in forward"]
         assert "10 s: rank 2 in training, step 7, at model.py:9 in forward; ranks 0, 1, 3 in" in (

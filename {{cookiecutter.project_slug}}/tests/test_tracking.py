@@ -1,9 +1,11 @@
 """What a run leaves to look at: metrics.jsonl, TensorBoard, the report, results.json."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from training.config import TrainConfig
 from training.state import Progress
-from training.tracking import _forget_after
+from training.tracking import ConsoleHandler, _forget_after
 
 Settings = Callable[..., TrainConfig]
 
@@ -127,6 +129,16 @@ def test_trains_without_tensorboard(ranks: Ranks, settings: Settings) -> None:
     assert not (run_of(config) / "tensorboard").exists()
 
 
+def test_console_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be shown is no reason to stop training."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        ConsoleHandler().emit(logging.makeLogRecord({"msg": "x" * 10_000}))
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.flush()
+
+
 def test_forgets_steps_that_come_again(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st', "utf-8")
@@ -135,6 +147,9 @@ def test_forgets_steps_that_come_again(tmp_path: Path) -> None:
     path.write_text('{"step": 2, "split": "val"}\n{"step": 2, "split": "train"}\n', "utf-8")
     _forget_after(path, Progress(step=2, evaluation_due=True))
     assert path.read_text("utf-8") == '{"step": 2, "split": "train"}\n'
+    path.write_text('{"step": 2, "split": "val", "rows": 9}\n{"step": 2, "in_a_row": 1}\n', "utf-8")
+    _forget_after(path, Progress(step=2))
+    assert path.read_text("utf-8") == '{"step": 2, "split": "val", "rows": 9}\n'
 
 
 def test_two_runs_of_one_name(ranks: Ranks, settings: Settings) -> None:

@@ -43,6 +43,8 @@ class ConsoleHandler(logging.Handler):
             sys.stdout.flush()
         except BrokenPipeError:  # `| tee` was ended by the same Ctrl-C: log.txt goes on
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        except OSError:  # `> file` on a full disk: what is trained matters more
+            pass
 
 
 def start_console(main_process: bool) -> None:
@@ -213,7 +215,7 @@ def _forget_after(path: Path, at: Progress) -> None:
         except json.JSONDecodeError:
             continue
         # An evaluation that is due; and a step is known to be bad one step after it.
-        again = (line.get("split") == "val" and at.evaluation_due) or "rows" in line
+        again = (line.get("split") == "val" and at.evaluation_due) or "in_a_row" in line
         if line["step"] < at.step + (not again):
             kept.append(text + "\n")
     temporary = path.with_suffix(".tmp")
