@@ -198,7 +198,7 @@ FORKED = """
 import json, os, signal, socket, sys, time
 import matplotlib.figure, sklearn.metrics, torch.utils.tensorboard
 import train
-from training import distributed, flags
+from training import flags, process
 
 def launch(flags_of_run, output, fault):
     os.setsid()
@@ -216,7 +216,7 @@ def launch(flags_of_run, output, fault):
             os.environ.update(RANK=rank, LOCAL_RANK=rank)
             sys.argv = ["train.py", *flags_of_run]
             try:
-                distributed.run(train.main, flags.parse_args(flags_of_run))
+                process.run(train.main, flags.parse_args(flags_of_run))
             except BaseException as error:
                 print(error, flush=True)
                 os._exit(1)

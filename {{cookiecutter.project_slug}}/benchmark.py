@@ -2,7 +2,7 @@
 
     python benchmark.py                               # with the settings of config.toml
     python benchmark.py --train-file mine.tsv --model xlm-roberta-base --precision bf16
-    python benchmark.py --rows 5000 --only ddp        # longer; only the ways with "ddp" in their name
+    python benchmark.py --rows 5000 --only ddp        # more rows; ways with "ddp" in their name
 
 It runs train.py itself for some rows in every way that this machine offers, and leaves a table,
 `benchmark.json` and `benchmark.png` in `runs/benchmark-TIME/`. Any flag of train.py may be given.

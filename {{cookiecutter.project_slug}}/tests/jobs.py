@@ -1,9 +1,11 @@
 """What tests run on ranks. Imported there and here; every function is called on each rank."""
 
+import io
 import os
 import resource
 import shutil
 import signal
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -91,6 +93,40 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
     with Patch(distributed, "wrap", wrap), Patch(train, "clip_grad_norm_", clip):
         run(config)
     return calls[:-1]
+
+
+def syncs_per_step(config: TrainConfig) -> list[dict[str, int]]:
+    """For each step: how often a value was read back to the host, something was printed, and how
+    many collectives there were."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    counts: list[dict[str, int]] = [{}]
+
+    def count(what: str) -> None:
+        counts[-1][what] = counts[-1].get(what, 0) + 1
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = str(func)
+            if "_local_scalar_dense" in name or "nonzero" in name:
+                count("reads")
+            elif name.startswith("c10d."):
+                count(name.split(".")[1])
+            return func(*args, **(kwargs or {}))
+
+    def advance(self: Any) -> None:
+        counts.append({})
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            count("prints")
+            return len(text)
+
+    with Patch(Tracker, "advance", advance), Patch(sys, "stdout", Screen()), Counting():
+        run(config)
+    return counts[:-1]
 
 
 def first_gradients(config: TrainConfig) -> dict[str, Any]:

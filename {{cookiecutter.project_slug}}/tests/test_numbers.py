@@ -73,6 +73,21 @@ def test_gradient_equals_the_full_batch(
             torch.testing.assert_close(by_hand, full, rtol=1e-9, atol=1e-12)
 
 
+def test_nothing_waits_off_the_logging_step(ranks: Ranks, settings: Settings) -> None:
+    """Between two lines of the log a step reads nothing back from the device, prints nothing, and
+    has one collective besides the gradients': the agreement on stopping, on the CPU."""
+    config = settings(log_every=6, max_steps=12, evals_per_epoch=0, batch_size=8)
+    for counts in ranks.run(2, jobs.syncs_per_step, config):
+        for step in (3, 4, 5, 9, 10):
+            found = counts[step - 1]
+            # On the host: whether the last step was skipped, and nothing else.
+            assert found.get("reads", 0) <= 1, found
+            assert found.get("prints", 0) == 0
+            assert sum(n for name, n in found.items() if name not in ("reads", "prints")) == 1, (
+                found
+            )
+
+
 def test_one_all_reduce_per_step(ranks: Ranks, settings: Settings) -> None:
     """Promise 3: gradients cross the network once per optimizer step, four micro-batches or one."""
     config = settings(batch_size=4, epochs=1)

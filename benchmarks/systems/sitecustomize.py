@@ -1,0 +1,27 @@
+"""Ours: puts the probe into the ranks of an unchanged `launch.sh` and `train.py`.
+
+Python imports a module of this name, which is found on PYTHONPATH, before it runs its script.
+"""
+
+import os
+
+if "PEERS" in os.environ and "RANK" in os.environ:
+    from typing import Any
+
+    from probe import Probe
+    from training import distributed, evaluation
+
+    probe = Probe()
+    wrapped, evaluated = distributed.wrap, evaluation.evaluate
+
+    def wrap(model: Any, *others: Any) -> Any:
+        probe.watch(model)
+        return wrapped(model, *others)
+
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        result = evaluated(*args, **kwargs)
+        probe.evaluated()
+        return result
+
+    vars(distributed)["wrap"] = wrap
+    vars(evaluation)["evaluate"] = evaluate
