@@ -349,13 +349,13 @@ class Lab:
         assert run.results()["stopped"] is False
         assert [line["step"] for line in run.lines()] == list(range(1, STEPS + 1))
         assert [line["loss"] for line in run.lines()] == self.losses
-        assert [line["step"] for line in run.lines("val")] == list(range(0, STEPS + 1, 6))
+        assert [line["step"] for line in run.lines("val")] == list(range(6, STEPS + 1, 6))
         assert self.file_of(run.name).read_bytes() == self.weights, "other weights"
         left = [p.name for p in run.folder.rglob(".writing-*")]
         assert not left, left
         points = curves(run.folder / "tensorboard")
         assert points["train/loss"] == list(range(1, STEPS + 1))
-        assert points["val/loss"] == list(range(0, STEPS + 1, 6))
+        assert points["val/loss"] == list(range(6, STEPS + 1, 6))
 
 
 def curves(folder: Path) -> dict[str, list[int]]:

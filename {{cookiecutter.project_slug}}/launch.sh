@@ -5,11 +5,10 @@
 #   ./launch.sh --epochs 5 --lr 1e-4           any flag of train.py; --help lists them
 #   ./launch.sh --nproc-per-node 1             fewer ranks (or NPROC_PER_NODE=1); the same result
 #   CUDA_VISIBLE_DEVICES=0,2 ./launch.sh       on some of the GPUs
+#   ./launch.sh --max-restarts 3               after a crash, start again from the last checkpoint
 #
 # Ctrl-C, SIGTERM or SIGUSR1 asks the ranks to save and stop; Ctrl-C again stops them at once.
 # Flags with file names are relative to the folder that you call this from.
-#
-#   ./launch.sh --max-restarts 3               after a crash, start again from the last checkpoint
 #
 # Exit codes: 0 finished, or stopped and saved; 2 something for you to mend; 3 a rank hung; 1 another
 # error; above 128 ended by a signal, or stopped before there was anything to save.

@@ -129,15 +129,13 @@ def main(config: TrainConfig, device: torch.device) -> None:
     def validate() -> bool:
         """Evaluate and tell the schedule. Returns whether these weights are the best so far."""
         assert val is not None
-        result, best, note = measure(store=val), False, "  before training"
-        if at.step > 0:  # the other one proves that evaluation works
-            score = result.metrics[config.metric] * (-1 if config.metric == "loss" else 1)
-            score = score if math.isfinite(result.metrics["loss"]) else math.nan  # broken weights
-            schedule.evaluated(score)
-            best = at.evaluated(score)
-            before = "so far" if best else f"was at step {at.best_step}"
-            note = f"  best {config.metric} {before}"
-            distributed.check_replicas(model)
+        result = measure(store=val)
+        score = result.metrics[config.metric] * (-1 if config.metric == "loss" else 1)
+        score = score if math.isfinite(result.metrics["loss"]) else math.nan  # broken weights
+        schedule.evaluated(score)
+        best = at.evaluated(score)
+        note = f"  best {config.metric} " + ("so far" if best else f"was at step {at.best_step}")
+        distributed.check_replicas(model)
         tracker.evaluated(at.step, at.step / plan.steps_per_epoch, "val", result, note)
         return best
 
@@ -145,14 +143,16 @@ def main(config: TrainConfig, device: torch.device) -> None:
         watch.at("saving", at.step)
         weights = whole(model.state_dict())
         content = state.collect(at, parts, loss_sum, learned)
-        on_main(partial(saver.save, at.step, weights, content, best))
+        last = stopped or early or at.step >= total_steps
+        on_main(partial(saver.save, at.step, weights, content, best, last))
 
-    stopped = False
-    if val is not None and (source is None or at.evaluation_due):
+    stopped = early = False
+    if val is not None and source is None:
+        measure(store=val, trial=True)  # what would fail at the first evaluation fails now
+    if at.evaluation_due:  # the run was stopped in it
         try:
             best, at.evaluation_due = validate(), False
-            if at.step > 0:
-                save(best)
+            save(best)
         except Interrupted:
             stopped = True
 
@@ -227,7 +227,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     on_main(saver.wait)
     if not stopped and val is None:
         weights = whole(model.state_dict())
-        on_main(partial(saver.save, at.step, weights, None, best=True))
+        on_main(partial(saver.save, at.step, weights, None, best=True, last=True))
         on_main(saver.wait)
     if on_main((run / "best").exists) and not stopped:
         load_everywhere(model, lambda: read_weights(model, run / "best"))

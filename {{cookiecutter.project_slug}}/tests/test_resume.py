@@ -82,7 +82,7 @@ def test_best_survives_a_worse_evaluation_after_resume(ranks: Ranks, settings: S
     ranks.run(2, jobs.run_stopped_at, config, 2)
     ranks.run(2, jobs.run, config)
     steps = [line["step"] for line in lines_of(config, "val")]
-    assert steps == [0, 1, 2, 3, 4]  # the first is the best; three more, then it stops
+    assert steps == [1, 2, 3, 4]  # the first is the best; three more, then it stops
 
 
 def test_no_evaluation_but_at_the_end(ranks: Ranks, settings: Settings) -> None:
@@ -91,7 +91,7 @@ def test_no_evaluation_but_at_the_end(ranks: Ranks, settings: Settings) -> None:
     ranks.run(2, jobs.run_stopped_at, config, 9)
     ranks.run(2, jobs.run, config)
     assert [line["step"] for line in lines_of(config)] == list(range(1, 22))
-    assert [line["step"] for line in lines_of(config, "val")] == [0, 21]
+    assert [line["step"] for line in lines_of(config, "val")] == [21]
 
 
 def test_finished_run_goes_on_with_more_epochs(ranks: Ranks, settings: Settings) -> None:

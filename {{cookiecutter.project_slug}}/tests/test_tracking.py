@@ -50,13 +50,13 @@ def run_of(config: TrainConfig) -> Path:
 def test_each_step_once(stopped_and_resumed: TrainConfig) -> None:
     """metrics.jsonl and every TensorBoard curve continue without doubled or missing steps."""
     assert [line["step"] for line in lines_of(stopped_and_resumed)] == list(range(1, 15))
-    assert [line["step"] for line in lines_of(stopped_and_resumed, "val")] == [0, 7, 14]
+    assert [line["step"] for line in lines_of(stopped_and_resumed, "val")] == [7, 14]
     events = EventAccumulator(str(run_of(stopped_and_resumed) / "tensorboard"))
     events.Reload()
     tags = events.Tags()["scalars"]
     for tag in ("loss", "lr_decay", "lr_no_decay", "grad_norm", "samples_per_second", "padding"):
         assert [e.step for e in events.Scalars(f"train/{tag}")] == list(range(1, 15)), tag
-    assert [e.step for e in events.Scalars("val/accuracy")] == [0, 7, 14]
+    assert [e.step for e in events.Scalars("val/accuracy")] == [7, 14]
     losses = [line["loss"] for line in lines_of(stopped_and_resumed)]
     assert [e.value for e in events.Scalars("train/loss")] == pytest.approx(losses, rel=1e-6)
     assert "val/confusion" in events.Tags()["images"]

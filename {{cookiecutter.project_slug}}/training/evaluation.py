@@ -47,16 +47,38 @@ def evaluate(
     batch_size: int,
     description: str = "evaluating",
     stopping: Callable[[], bool] = lambda: False,
+    trial: bool = False,
 ) -> Evaluation:
     """Evaluate the unwrapped `model` on all rows of `store`, over all ranks.
 
+    `trial`: on the longest rows alone, to see that it works; there are no metrics then.
     Errors: Interrupted when `stopping` says so.
     """
+    if trial:
+        longest = np.argsort(store.lengths(), kind="stable")[-batch_size:]
+        _logits(model, store, longest, device, autocast)
+        return Evaluation({}, store.labels)
     logits = gather_logits(model, store, device, autocast, batch_size, description, stopping)
     truth = store.label_ids().astype(np.int64) if logits is not None else None
     result = Evaluation({}, store.labels, logits, truth)
     result.metrics = on_main(lambda: compute_metrics(logits, truth))
     return result
+
+
+@torch.no_grad()
+def _logits(
+    model: nn.Module, store: TokenStore, rows: np.ndarray, device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+) -> torch.Tensor:  # fmt: skip
+    """(rows, labels), without dropout."""
+    was_training = model.training
+    model.eval()
+    inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
+    with autocast():
+        logits = model(**inputs).logits
+    model.train(was_training)
+    check_logits(logits, len(rows), len(store.labels))
+    return logits
 
 
 @torch.no_grad()
@@ -79,25 +101,18 @@ def gather_logits(
     order = np.argsort(store.lengths(), kind="stable")
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     mine = batches[rank::world_size]
-    was_training = model.training
-    model.eval()
     parts = []
     most = len(batches[::world_size])  # of any rank: all ask as often whether to stop
     for i in tqdm(range(most), description, leave=False, disable=None if is_main() else True):
         if stopping():
-            model.train(was_training)
             raise Interrupted
         if i >= len(mine) and not isinstance(model, FSDPModule):
             continue  # a sharded model needs every rank for each forward
         rows = mine[i] if i < len(mine) else batches[0]
-        inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
-        watch.at(description, i + 1, tuple(inputs["input_ids"].shape))
-        with autocast():
-            logits = model(**inputs).logits
-        check_logits(logits, len(rows), len(store.labels))
+        watch.at(description, i + 1, (len(rows), int(store.lengths(rows).max())))
+        logits = _logits(model, store, rows, device, autocast)
         if i < len(mine):
             parts.append(logits)
-    model.train(was_training)
     watch.at(f"the end of {description}")
     # Every rank sends the same number of rows; the main process knows how many of them are real.
     dtype = next(model.parameters()).dtype

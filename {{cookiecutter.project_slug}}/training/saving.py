@@ -27,21 +27,30 @@ class Saver:
         self._buffers: dict[str, Tensor] = {}
 
     def save(
-        self, step: int, weights: dict[str, Tensor], state: dict[str, Any] | None, best: bool
+        self,
+        step: int,
+        weights: dict[str, Tensor],
+        state: dict[str, Any] | None,
+        best: bool,
+        last: bool = False,
     ) -> None:
         """Begin to write the checkpoint of `step` (if there is a state), and `best/` if so told.
 
-        Waits for the one before it. Errors: UserError, when that one could not be written.
+        Waits for the one before it. The `last` one of a run is written at once, without a copy:
+        there is nothing to go on with meanwhile. Errors: UserError, when that one could not be written.
         """
         self.wait()
-        weights = self._copied(weights, "model", {})
-        state = self._copied(state, "state", {})
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # the copies are there
         # Before the checkpoint, which says that these are the best: so it is never ahead of them.
         folders = [self.run / "best"] if best else []
         if state is not None:
             folders.append(self.run / "checkpoints" / f"step-{step:08d}")
+        if last:
+            self._write(folders, step, weights, state)
+            return
+        weights = self._copied(weights, "model", {})
+        state = self._copied(state, "state", {})
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # the copies are there
         self._thread = threading.Thread(
             target=self._write, args=(folders, step, weights, state), name="checkpoint"
         )

@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +63,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         # Its own connection: the main thread may be waiting on the other.
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]
+        self.store.set_timeout(timedelta(seconds=30))  # where the main machine is gone
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.limits = start_timeout, step_timeout
         self.interval = min([2.0, *(limit / 4 for limit in self.limits if limit)])
@@ -127,10 +130,11 @@ class Watchdog(threading.Thread):
     def _give_up(self, text: str) -> None:
         print(f"\n[rank {self.rank}] {text}", file=sys.stderr, flush=True)
         if errors is not None:
-            errors.mkdir(parents=True, exist_ok=True)
-            with (errors / f"rank{self.rank}.txt").open("a", encoding="utf-8") as file:
-                print(f"{time.ctime()}  {text}", file=file, flush=True)
-                faulthandler.dump_traceback(file)  # of every thread
+            with suppress(OSError):  # it has to end, whatever the disk is like
+                errors.mkdir(parents=True, exist_ok=True)
+                with (errors / f"rank{self.rank}.txt").open("a", encoding="utf-8") as file:
+                    print(f"{time.ctime()}  {text}", file=file, flush=True)
+                    faulthandler.dump_traceback(file)  # of every thread
         if record := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # where torchrun looks
             extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
             message = {"message": {"message": text, "extraInfo": extra}}
