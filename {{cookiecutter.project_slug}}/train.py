@@ -27,12 +27,13 @@ from torch.utils.data import DataLoader
 import data
 from model import build_model, build_tokenizer, loss_per_row, read_weights
 from training import distributed, process, runs, state, watch
-from training.config import TrainConfig, batch_sizes
+from training.config import AUTO, TrainConfig, batch_sizes
 from training.distributed import gather, is_main, on_main
 from training.evaluation import evaluate
+from training.memory import Memory
 from training.meter import Meter, RunningLoss
 from training.optimizer import Schedule, build_optimizer, learning_rates
-from training.results import describe_data, describe_model, finish, keep_bad_rows
+from training.results import describe_data, describe_model, describe_step, finish, keep_bad_rows
 from training.rng import seed_everything
 from training.sampler import BatchPlan
 from training.saving import Saver
@@ -55,9 +56,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     run, source = on_main(lambda: runs.choose(config))
     copies = distributed.copies(config.strategy)
     sizes = batch_sizes(config, world_size, copies)
-    log.info("a step is %d rows: %d ranks on %s x %d accumulated x at most %d rows at a time",
-             sizes.global_batch_size, world_size, device.type, sizes.gradient_accumulation_steps,
-             sizes.batch_size)  # fmt: skip
+    describe_step(sizes, device)
 
     # -- data ------------------------------------------------------------------------------------
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
@@ -77,8 +76,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         generator=torch.Generator(),  # its own, so that starting it draws no number of ours
     )
     total_steps = config.max_steps or config.epochs * plan.steps_per_epoch
-    evals = config.evals_per_epoch
-    eval_steps = {-(-plan.steps_per_epoch * i // evals) for i in range(1, evals + 1)}
+    eval_steps = plan.spread(config.evals_per_epoch)
 
     # -- model -----------------------------------------------------------------------------------
     seed_everything(config.seed)  # the same first weights on every rank
@@ -90,7 +88,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     if config.compile:
         model.compile(dynamic=True)
     describe_model(model)
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    half = distributed.HALF.get(config.precision)
     autocast = partial(torch.autocast, device.type, half, enabled=half is not None)
     if source is not None:
         load_everywhere(model, lambda: read_weights(model, source))
@@ -123,6 +121,9 @@ def main(config: TrainConfig, device: torch.device) -> None:
     on_main(lambda: keep_bad_rows(run, splits))
     saver = Saver(run, model, tokenizer, config.keep_checkpoints)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    memory = Memory(wrapped, model, plan, shrinks=config.oom == "shrink")
+    if config.batch_size == AUTO:
+        memory.fit(train, device)
     meter = Meter(flops_per_token(model), peak_flops(device, config.precision, copies))
     stop.ready()  # until here a signal ended this process at once: there was nothing to save
 
@@ -159,8 +160,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     # -- training --------------------------------------------------------------------------------
     log.info("training to step %d, %d in an epoch; %s", total_steps, plan.steps_per_epoch, run)
     tracker.start_bar(total_steps, at.step)
-    patience = config.early_stopping_patience
-    early = 0 < patience <= at.waited
+    early = at.gave_up(config.early_stopping_patience)
     model.train()
     meter.reset()
     while at.step < total_steps and not stopped and not early:
@@ -171,13 +171,15 @@ def main(config: TrainConfig, device: torch.device) -> None:
             labels = batch.labels.to(device, non_blocking=True)
             weight = batch.weight.to(device, non_blocking=True)  # (batch,)
             watch.at("training", at.step + 1, inputs["input_ids"].shape)
-            with distributed.accumulating(wrapped, model, micro.ends_step):
+            with memory.trying(micro.ends_step):
                 loss = wrapped(inputs, labels, weight).sum()  # one from each copy of the model
                 # DDP averages over ranks; this makes it the mean over the whole global batch.
                 scaler.scale(loss * (world_size / micro.weight_sum)).backward()
-            loss_sum.add(loss)
+                loss_sum.add(loss)
             if not micro.ends_step:
                 continue
+            if memory.must_repeat(loss_sum):
+                break
             distributed.check_gradients(model, parameters)
             scaler.unscale_(optimizer)
             grad_norm = plain(clip_grad_norm_(parameters, config.max_grad_norm or math.inf))
@@ -217,7 +219,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                         best, at.evaluation_due = validate(), False
                     except Interrupted:
                         stopped = True
-                early = 0 < patience <= at.waited
+                early = at.gave_up(config.early_stopping_patience)
                 save(best)
             if stopped or early or at.step >= total_steps:
                 break

@@ -203,6 +203,19 @@ def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: in
         run_stopped_at(config, stop)
 
 
+def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int) -> None:
+    """A run in which, from `step` on, one rank's memory holds no more than so many rows."""
+
+    def loss(logits: Any, *args: Any) -> torch.Tensor:
+        due = torch.distributed.get_rank() == rank and watch.now.step >= step
+        if due and len(logits) > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return loss_per_row(logits, *args)
+
+    with Patch(train, "loss_per_row", loss):
+        run(config)
+
+
 def run_with_broken_evaluation(config: TrainConfig) -> None:
     """A run whose weights give no finite loss any more, which only an evaluation sees."""
 

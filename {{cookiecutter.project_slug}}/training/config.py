@@ -11,6 +11,7 @@ from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 FROM_SCRATCH = "from-scratch"  # the model that needs no download
+AUTO = 0  # what --batch-size auto becomes
 USER_ERROR = 2  # exit code of a rank whose error one line tells
 HUNG = 3  # ... that gave up waiting for another rank
 STOPPED_EARLY = 143  # ... that was asked to stop before there was anything to save
@@ -54,7 +55,10 @@ class TrainConfig:
     cache_dir: str = opt("cache", "for tokenised rows; name a local disk if the network's is slow")
     # -- batch
     global_batch_size: int | None = opt(None, "rows per step over all ranks: what is learned [32]")
-    batch_size: int = opt(16, "most rows in one forward of a rank; lower it when memory runs out")
+    batch_size: int = opt(16, "most rows in one forward of a rank; auto: as many as memory holds")
+    oom: str = opt(
+        "stop", "when memory runs out: stop, or go on with half the batch_size", "stop", "shrink"
+    )
     gradient_accumulation_steps: int | None = opt(
         None, "if given: global batch size = batch size x this x world size"
     )
@@ -140,7 +144,7 @@ GROUPS = {
 PATHS = "model train_file val_file test_file cache_dir class_weights runs_dir".split()
 # These do not change what is learned: a resumed run may change them.
 NEUTRAL = (
-    "cache_dir batch_size gradient_accumulation_steps num_workers compile timeout run_name "
+    "cache_dir batch_size oom gradient_accumulation_steps num_workers compile timeout run_name "
     "runs_dir resume resume_anyway log_every save_every keep_checkpoints epochs max_steps "
     "max_time step_timeout max_bad_steps check_replicas_every eval_batch_size "
     "early_stopping_patience strategy gradient_checkpointing deterministic profile train_file "
@@ -148,10 +152,10 @@ NEUTRAL = (
 ).split()
 AT_LEAST = {
     8: "max_length",
-    1: "batch_size global_batch_size gradient_accumulation_steps eval_batch_size "
+    1: "global_batch_size gradient_accumulation_steps eval_batch_size "
     "epochs max_steps log_every keep_checkpoints max_bad_steps",
-    0: "num_workers lr weight_decay max_grad_norm early_stopping_patience evals_per_epoch "
-    "save_every seed timeout step_timeout check_replicas_every profile",
+    0: "batch_size num_workers lr weight_decay max_grad_norm early_stopping_patience "
+    "evals_per_epoch save_every seed timeout step_timeout check_replicas_every profile",
 }
 SHARES = ("val_fraction", "warmup_ratio", "label_smoothing", "dropout")
 
@@ -185,6 +189,10 @@ def check(config: TrainConfig) -> None:
     run = config.run_name
     if run is not None and (Path(run).name != run or run == ".." or "\0" in run):
         raise UserError(f"run_name {run!r} must be a plain folder name")
+    if config.batch_size == AUTO and config.gradient_accumulation_steps:
+        raise UserError("batch_size auto goes with global_batch_size, not with accumulation steps")
+    if config.strategy != "ddp" and (config.oom == "shrink" or config.batch_size == AUTO):
+        raise UserError("oom shrink and batch_size auto go with strategy ddp alone")
     if config.max_time is not None:
         seconds_of(config.max_time)
     no_val = not config.val_file and not config.val_fraction
@@ -217,6 +225,9 @@ def batch_sizes(config: TrainConfig, world_size: int, copies: int = 1) -> BatchS
 
     `copies` of the model in each rank share a micro-batch (`--strategy dp`).
     """
+    if config.batch_size == AUTO:  # as many as there are; training/memory.py then looks what fits
+        total = config.global_batch_size or 32
+        return BatchSizes(total, math.ceil(total / world_size), 1)
     micro, accumulation = config.batch_size * copies, config.gradient_accumulation_steps
     if accumulation is None:
         total = config.global_batch_size or 32

@@ -22,6 +22,7 @@ from training import crash
 from training.config import TrainConfig, UserError
 
 T = TypeVar("T")
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
@@ -165,7 +166,7 @@ def wrap(
     shards in place: build the optimizer after it.
     """
     strategy = config.strategy
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.gradient_compression)
+    half = HALF.get(config.gradient_compression)
     if strategy == "dp":
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     if strategy == "fsdp":

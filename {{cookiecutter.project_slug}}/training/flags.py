@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.config import GROUPS, HUB, PATHS, PROJECT, TrainConfig, UserError, check, near
+from training.config import AUTO, GROUPS, HUB, PATHS, PROJECT, TrainConfig, UserError, check, near
 
 # Names that users of other scripts try, for the hint.
 ALIASES = {
@@ -64,13 +64,19 @@ def build_parser() -> Parser:
         else:
             group.add_argument(
                 flag,
-                type=kind,
+                type=number_or_auto if f.name == "batch_size" else kind,
                 choices=choices or None,
                 metavar=None if choices else {str: "TEXT", int: "N", float: "X"}[kind],
                 nargs="+" if _is_list(f.name) else None,
                 help=text,
             )
     return parser
+
+
+def number_or_auto(text: str) -> int:
+    if text == "0":
+        raise ValueError
+    return AUTO if text == "auto" else int(text)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -85,6 +91,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         if key not in TYPES:
             raise UserError(f"{path}: unknown setting {key!r}{near(key, TYPES)}")
         kind = _kind(key)
+        if key == "batch_size" and value in ("auto", 0):
+            value = AUTO if value else -1
         if _is_list(key):
             value = [value] if isinstance(value, str) else value
             if not isinstance(value, list) or any(type(v) is not str for v in value):

@@ -28,6 +28,10 @@ class RunningLoss:
         self.weight += (~skipped).double() * weight_sum
         self.of_step.zero_()
 
+    def drop_step(self) -> None:
+        """The step is done again."""
+        self.of_step.zero_()
+
     def mean(self) -> float:
         """Over the rows of all ranks; then it starts anew. NaN if all steps were skipped."""
         total, weight = reduce_tensor(self.loss).item(), self.weight.item()

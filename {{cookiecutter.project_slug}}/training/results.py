@@ -13,7 +13,7 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 
-from training.config import TrainConfig
+from training.config import BatchSizes, TrainConfig
 from training.crash import writing
 from training.distributed import is_main
 from training.evaluation import Evaluation, report
@@ -47,6 +47,12 @@ def describe_data(splits: dict[str, TokenStore | None], max_length: int) -> None
         )  # fmt: skip
     for line in remarks(stores):
         log.warning(line)
+
+
+def describe_step(sizes: BatchSizes, device: torch.device) -> None:
+    log.info("a step is %d rows: %d ranks on %s x %d accumulated x at most %d rows at a time",
+             sizes.global_batch_size, dist.get_world_size(), device.type,
+             sizes.gradient_accumulation_steps, sizes.batch_size)  # fmt: skip
 
 
 def describe_model(model: nn.Module) -> None:

@@ -121,6 +121,21 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         super().set_epoch(epoch)
         self.first_step = first_step
 
+    def spread(self, count: int) -> set[int]:
+        """`count` steps of an epoch, evenly apart, the last one among them."""
+        return {-(-self.steps_per_epoch * i // count) for i in range(1, count + 1)}
+
+    def halve(self) -> None:
+        """Take half as many rows at a time, from the next `__iter__` on. Errors: UserError."""
+        rows = self.sizes.batch_size
+        if rows == 1:
+            raise UserError(
+                "memory is too small for a single row: --gradient-checkpointing, a shorter "
+                "--max-length, --strategy fsdp, or a smaller model"
+            )
+        total, half = self.sizes.global_batch_size, math.ceil(rows / 2)
+        self.sizes = BatchSizes(total, half, math.ceil(total / (half * self.num_replicas)))
+
     def __len__(self) -> int:
         """Micro-batches that are left for this rank. The last, short step may need fewer."""
         whole, rest = divmod(len(self.store), self.sizes.global_batch_size)

@@ -37,7 +37,9 @@ class Saver:
         """Begin to write the checkpoint of `step` (if there is a state), and `best/` if so told.
 
         Waits for the one before it. The `last` one of a run is written at once, without a copy:
-        there is nothing to go on with meanwhile. Errors: UserError, when that one could not be written.
+        there is nothing to go on with meanwhile.
+
+        Errors: UserError, when the one before could not be written.
         """
         self.wait()
         # Before the checkpoint, which says that these are the best: so it is never ahead of them.

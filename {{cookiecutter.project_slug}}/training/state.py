@@ -35,6 +35,10 @@ class Progress:
         if self.step_in_epoch == steps_per_epoch:
             self.epoch, self.step_in_epoch = self.epoch + 1, 0
 
+    def gave_up(self, patience: int) -> bool:
+        """Whether so many evaluations brought no better score; with patience 0 never."""
+        return 0 < patience <= self.waited
+
     def evaluated(self, score: float) -> bool:
         """Whether a score, of which higher is better, is the best so far. Never true of NaN."""
         if score > self.best_score:
