@@ -292,12 +292,15 @@ def dropout_and_weights(config: TrainConfig) -> tuple[list[float], Any, list[str
 
     def wrap(model: Any, *args: Any) -> Any:
         kept["first"] = [p.detach().clone() for p in model.parameters()]
-        kept["mask"] = torch.nn.functional.dropout(torch.ones(64)).tolist()
         kept["labels"] = list(model.config.id2label.values())
         return wrapped(model, *args)
 
-    wrapped = distributed.wrap
-    with Patch(distributed, "wrap", wrap):
+    def saver(*args: Any) -> Any:  # right before the first step
+        kept["mask"] = torch.nn.functional.dropout(torch.ones(64)).tolist()
+        return made(*args)
+
+    wrapped, made = distributed.wrap, train.Saver
+    with Patch(distributed, "wrap", wrap), Patch(train, "Saver", saver):
         run(config)
     return kept["mask"], kept["first"], kept["labels"]
 
