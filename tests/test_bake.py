@@ -39,7 +39,8 @@ CONDITIONAL = {
 }
 # Every file of the layout that a reader is told about.
 LAYOUT = """
-    README.md config.toml model.py data.py train.py predict.py launch.sh launch_multinode.sh
+    README.md config.toml model.py data.py train.py predict.py benchmark.py launch.sh
+    launch_multinode.sh
     pyproject.toml constraints.txt .gitignore .gitattributes sample/train.tsv sample/val.tsv
     sample/test.tsv training/config.py training/distributed.py training/readers.py
     training/tokens.py training/sampler.py training/optimizer.py training/checkpoint.py
