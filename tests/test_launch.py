@@ -287,6 +287,13 @@ FIRST = ["--nnodes=3", *PLACE, "--node-rank=0", "--rdzv-conf=timeout=600"]
              "--rdzv-conf=timeout=600"],
             "",
         ),
+        # a crash is survived; what train.py is told stays the same, but for a name to resume by
+        (
+            "--nnodes 3 --node-rank 0 --master-addr 127.0.0.1 --max-restarts 2 --run-name a",
+            {},
+            [*FIRST, "--max-restarts=2"],
+            "--run-name a",
+        ),
     ],
 )  # fmt: skip
 def test_multinode_flags_become_torchruns(

@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
         if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
             raise UserError(f"no {', '.join(missing)} in {sys.executable}: {_how_to_install()}")
         ranks = launcher.nproc_per_node and _whole("--nproc-per-node", launcher.nproc_per_node)
-        torchrun = [*_rendezvous(launcher), f"--max-restarts={restarts}", *torchrun]
+        again = [f"--max-restarts={restarts}"] if restarts else []
+        torchrun = [*_rendezvous(launcher), *again, *torchrun]
         return run_ranks(int(ranks or default_ranks()), torchrun, [script, *flags])
     except UserError as error:
         print(f"launch: {error}", file=sys.stderr)
