@@ -72,6 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 30,000 parameters in a folder, as it would come from the hub."""
+    import torch
     from transformers import BertConfig, BertForSequenceClassification
 
     from training.wordpiece import train_wordpiece
@@ -82,6 +83,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=48, max_position_embeddings=64,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("tiny") / "model"
+    torch.manual_seed(0)  # the same in every session
     tokenizer.model_max_length = 64
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
