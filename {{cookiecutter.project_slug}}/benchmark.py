@@ -23,16 +23,16 @@ from training.flags import parse_args
 
 ACCUMULATIONS = (2, 5, 10, 20)
 STEPS = 40  # of the usual global batch: how many rows each way learns from, by default
-# Runs train.py without the exchange of gradients: what it saves is what the exchange costs.
-ALONE = """
+# Runs train.py with another rule for when gradients are exchanged, by {when}.
+RUNNER = """
 import sys
 from training.flags import parse_args
 config = parse_args(sys.argv[1:])
 import train
-from training import distributed, process
+from training import distributed, process, replicas
 real = distributed.accumulating
-distributed.accumulating = lambda wrapped, model, ends_step: real(wrapped, model, False)
-distributed.check_replicas = lambda model: None
+distributed.accumulating = lambda wrapped, model, ends_step: real(wrapped, model, {when})
+replicas.check_replicas = lambda model: None
 process.run(train.main, config)
 """
 
@@ -73,7 +73,8 @@ def run(way: Way, folder: Path, flags: list[str], rows: int) -> None:
     sizes = batch_sizes(config, way.ranks)
     steps = max(2, rows // sizes.global_batch_size)
     script = folder / "alone.py"
-    script.write_text(ALONE, encoding="utf-8")
+    # Without any exchange: what that saves is what the exchange costs.
+    script.write_text(RUNNER.format(when=False), encoding="utf-8")
     command = [
         sys.executable, "-P", "-m", "training.launch", "--nproc-per-node", str(way.ranks),
         str(script if way.alone else PROJECT / "train.py"), *flags, *way.flags,

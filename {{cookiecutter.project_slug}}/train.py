@@ -26,10 +26,11 @@ from torch.utils.data import DataLoader
 
 import data
 from model import build_model, build_tokenizer, loss_per_row, read_weights
-from training import distributed, process, runs, state, watch
+from training import distributed, process, replicas, runs, state, watch
 from training.config import AUTO, TrainConfig, batch_sizes
 from training.distributed import gather, is_main, on_main
 from training.evaluation import evaluate
+from training.loss import WithLoss
 from training.memory import Memory
 from training.meter import Meter, RunningLoss
 from training.optimizer import Schedule, build_optimizer, learning_rates
@@ -43,7 +44,7 @@ from training.speed import flops_per_token, peak_flops, peak_memory
 from training.stopping import Interrupted, StopRequest
 from training.tokenise import open_splits, prepare_tokenizer
 from training.tracking import Tracker, start_console
-from training.weights import WithLoss, row_weight
+from training.weights import row_weight
 
 log = logging.getLogger("training")
 
@@ -121,7 +122,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     on_main(lambda: keep_bad_rows(run, splits))
     saver = Saver(run, model, tokenizer, config.keep_checkpoints)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    memory = Memory(wrapped, model, plan, shrinks=config.oom == "shrink")
+    memory = Memory(wrapped, model, parameters, plan, shrinks=config.oom == "shrink")
     if config.batch_size == AUTO:
         memory.fit(train, device)
     meter = Meter(flops_per_token(model), peak_flops(device, config.precision, copies))
@@ -136,7 +137,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         schedule.evaluated(score)
         best = at.evaluated(score)
         note = f"  best {config.metric} " + ("so far" if best else f"was at step {at.best_step}")
-        distributed.check_replicas(model)
+        replicas.check_replicas(model)
         tracker.evaluated(at.step, at.step / plan.steps_per_epoch, "val", result, note)
         return best
 
@@ -180,7 +181,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 continue
             if memory.must_repeat(loss_sum):
                 break
-            distributed.check_gradients(model, parameters)
+            replicas.check_gradients(model, parameters)
             scaler.unscale_(optimizer)
             grad_norm = plain(clip_grad_norm_(parameters, config.max_grad_norm or math.inf))
             bad = step_if_finite(optimizer, scaler, grad_norm)  # alike on all ranks
@@ -204,12 +205,11 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
             # -- evaluate, save, stop: every rank decides the same ---------------------------------
             stopped = stop.agreed(saver.error or tracker.error)
-            at_evaluation = (
-                at.step == total_steps or (at.step_in_epoch or plan.steps_per_epoch) in eval_steps
-            )
+            of_epoch = at.step_in_epoch or plan.steps_per_epoch  # the last one is not step 0
+            at_evaluation = at.step == total_steps or of_epoch in eval_steps
             at_save = bool(config.save_every) and at.step % config.save_every == 0
             if config.check_replicas_every and at.step % config.check_replicas_every == 0:
-                distributed.check_replicas(model)
+                replicas.check_replicas(model)
             if not (stopped or at_evaluation or at_save):
                 continue
             with meter.pause():
@@ -225,7 +225,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 break
 
     # -- the end ---------------------------------------------------------------------------------
-    skipped.close()
+    skipped.settle()
     on_main(saver.wait)
     if not stopped and val is None:
         weights = whole(model.state_dict())

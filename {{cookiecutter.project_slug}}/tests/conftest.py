@@ -72,22 +72,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 30,000 parameters in a folder, as it would come from the hub."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
+    from tiny import save_tiny
 
-    from training.wordpiece import train_wordpiece
-
-    tokenizer = train_wordpiece(iter(text for text, _ in make_rows(300, seed=3)))
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=48, max_position_embeddings=64,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    torch.manual_seed(0)  # the same in every session
-    tokenizer.model_max_length = 64
-    BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    texts = [text for text, _ in make_rows(300, seed=3)]
+    return save_tiny(tmp_path_factory.mktemp("tiny") / "model", texts)
 
 
 @pytest.fixture

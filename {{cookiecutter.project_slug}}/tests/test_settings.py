@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.config import GROUPS, NEUTRAL, PATHS, TrainConfig, UserError, batch_sizes
+from training.config import AUTO, GROUPS, NEUTRAL, PATHS, TrainConfig, UserError, batch_sizes
 from training.flags import PROJECT, load_config, parse_args
 
 
@@ -41,6 +41,18 @@ def test_paths_in_the_file_are_beside_it(toml: Path, monkeypatch: pytest.MonkeyP
     assert load(toml, "--train-file", "x.tsv").train_file == ("x.tsv",)
     monkeypatch.chdir(toml.parent)
     assert load(toml).train_file == ("a.tsv",)
+
+
+def test_batch_size_auto_in_a_file(toml: Path) -> None:
+    """As a flag or in a file; the settings of a run can be given to another one."""
+    assert load(toml, "--batch-size", "auto").batch_size == AUTO
+    toml.write_text(load(toml, "--batch-size", "auto").to_toml(), "utf-8")
+    assert 'batch_size = "auto"' in toml.read_text("utf-8")
+    assert load(toml).batch_size == AUTO
+    for value in ("0", '"many"'):
+        toml.write_text(f'train_file = "a.tsv"\nbatch_size = {value}\n', "utf-8")
+        with pytest.raises(UserError, match='batch_size must be a number of rows, or "auto"'):
+            load(toml)
 
 
 def test_other_rows_take_the_place_of_all_rows(toml: Path) -> None:

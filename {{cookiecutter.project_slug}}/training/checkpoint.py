@@ -41,9 +41,10 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, siz
     try:
         writing.mkdir()  # no parents: where the run's folder is gone, this is not the place
         write(writing)
+        mode = writing.stat().st_mode & 0o666  # as umask says
         files = {}
         for path in sorted(p for p in writing.rglob("*") if p.is_file()):
-            path.chmod(0o666 & ~_umask())  # safetensors keeps its files for their owner
+            path.chmod(mode)  # safetensors keeps its files for their owner
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -75,11 +76,6 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, siz
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _umask() -> int:
-    os.umask(mask := os.umask(0o077))
-    return mask
-
-
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -105,12 +101,12 @@ def save(
     step: int,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    weights: dict[str, torch.Tensor] | None = None,
+    weights: dict[str, torch.Tensor],
     state: dict[str, Any] | None = None,
 ) -> None:
     """Write the model and tokenizer so that `transformers` loads them, without the network.
 
-    `weights`: instead of the model's own. `state`: what else a checkpoint holds.
+    `weights`: a state of the model. `state`: what else a checkpoint holds.
     """
 
     def write(folder: Path) -> None:
@@ -119,7 +115,7 @@ def save(
         if state is not None:
             torch.save(state, folder / "state.pt")
 
-    size = sum(t.nbytes for t in (weights or model.state_dict()).values())
+    size = sum(t.nbytes for t in weights.values())
     write_folder(folder, write, step, size * (1 if state is None else 3))  # AdamW has two a weight
 
 

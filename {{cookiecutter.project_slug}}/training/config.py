@@ -124,6 +124,8 @@ class TrainConfig:
         given = {k: v for k, v in asdict(self).items() if v is not None}
         for name in PATHS:
             given[name] = _absolute(name, given[name])
+        if self.batch_size == AUTO:
+            given["batch_size"] = "auto"
         return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in given.items())
 
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from training import crash
@@ -50,6 +49,21 @@ def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
     return rank, local_rank, world_size
 
 
+def own_rank() -> str:
+    """For messages, also before there is a process group."""
+    return os.environ.get("RANK", "0")
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or our launcher, has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def restarts() -> int:
+    """How often the ranks have been started again after a crash (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
 def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
     """Join the process group; return this rank's device and the store that all ranks share.
 
@@ -75,8 +89,7 @@ def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
     if world_size > 1:
         store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
         store.set_timeout(patience)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # none reads what another wrote
-    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    store = dist.PrefixStore(f"attempt-{restarts()}", store)  # none reads what another wrote
     dist.init_process_group(
         backend=backend, timeout=patience, store=dist.PrefixStore("group", store), rank=rank,
         world_size=world_size,
@@ -216,34 +229,3 @@ def broadcast_weights(model: nn.Module) -> None:
     """Give every rank the main process's weights and buffers."""
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.data, src=0)
-
-
-def check_replicas(model: nn.Module) -> None:
-    """Stop when the ranks' weights have drifted apart. Errors: RuntimeError naming the ranks."""
-    # The bits of the weights, added as integers: exact, in whatever order the device adds.
-    copies = [p.detach() for p in model.parameters() if not isinstance(p, DTensor)]
-    if not copies:
-        return  # every rank holds other parts
-    bits = [p.contiguous().view(torch.int16) for p in copies]
-    sums = gather(tuple(torch.stack([b.sum(dtype=torch.int64) for b in bits]).tolist()))
-    most = max(sums, key=sums.count)
-    if odd := [rank for rank, other in enumerate(sums) if other != most]:
-        raise RuntimeError(
-            f"the replicas diverged: the weights of ranks {odd} differ from those of the other "
-            f"{len(sums) - len(odd)}; look for random numbers or data that only some ranks change "
-            "weights by, then for a broken device; the last checkpoint may hold them, too"
-        )
-
-
-def check_gradients(model: nn.Module, parameters: list[nn.Parameter]) -> None:
-    """Errors: UserError when a part of the model had no share in this rank's loss.
-
-    DDP would wait for its gradient, and say at the next step that a reduction has not finished.
-    """
-    if any(p.grad is None for p in parameters):
-        left = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-        raise UserError(
-            f"model.py: {', '.join(left[:5])}{', ...' * (len(left) > 5)} took no part in the loss "
-            f"on rank {dist.get_rank()}; use them on every rank, remove them, or freeze them with "
-            "requires_grad_(False)"
-        )

@@ -1,7 +1,7 @@
 """Exact evaluation: every row once, the same result to the bit for any number of ranks."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from training import watch
 from training.distributed import is_main, on_main
+from training.loss import check_logits
 from training.stopping import Interrupted
 from training.tokens import TokenStore
-from training.weights import check_logits
 
 
 @dataclass
@@ -55,8 +55,8 @@ def evaluate(
     Errors: Interrupted when `stopping` says so.
     """
     if trial:
-        longest = np.argsort(store.lengths(), kind="stable")[-batch_size:]
-        _logits(model, store, longest, device, autocast)
+        with torch.no_grad(), _evaluating(model):
+            _logits(model, store, store.by_length()[-batch_size:], device, autocast)
         return Evaluation({}, store.labels)
     logits = gather_logits(model, store, device, autocast, batch_size, description, stopping)
     truth = store.label_ids().astype(np.int64) if logits is not None else None
@@ -65,18 +65,25 @@ def evaluate(
     return result
 
 
-@torch.no_grad()
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout; then as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 def _logits(
     model: nn.Module, store: TokenStore, rows: np.ndarray, device: torch.device,
     autocast: Callable[[], AbstractContextManager],
 ) -> torch.Tensor:  # fmt: skip
-    """(rows, labels), without dropout."""
-    was_training = model.training
-    model.eval()
+    """(rows, labels)"""
     inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
     with autocast():
         logits = model(**inputs).logits
-    model.train(was_training)
     check_logits(logits, len(rows), len(store.labels))
     return logits
 
@@ -98,21 +105,23 @@ def gather_logits(
     `stopping`: asked before each batch, on all ranks alike. Errors: Interrupted when it says so.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    order = np.argsort(store.lengths(), kind="stable")
+    order = store.by_length()
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     mine = batches[rank::world_size]
     parts = []
     most = len(batches[::world_size])  # of any rank: all ask as often whether to stop
-    for i in tqdm(range(most), description, leave=False, disable=None if is_main() else True):
-        if stopping():
-            raise Interrupted
-        if i >= len(mine) and not isinstance(model, FSDPModule):
-            continue  # a sharded model needs every rank for each forward
-        rows = mine[i] if i < len(mine) else batches[0]
-        watch.at(description, i + 1, (len(rows), int(store.lengths(rows).max())))
-        logits = _logits(model, store, rows, device, autocast)
-        if i < len(mine):
-            parts.append(logits)
+    steps = tqdm(range(most), description, leave=False, disable=None if is_main() else True)
+    with _evaluating(model):
+        for i in steps:
+            if stopping():
+                raise Interrupted
+            if i >= len(mine) and not isinstance(model, FSDPModule):
+                continue  # a sharded model needs every rank for each forward
+            rows = mine[i] if i < len(mine) else batches[0]
+            watch.at(description, i + 1, (len(rows), int(store.lengths(rows).max())))
+            logits = _logits(model, store, rows, device, autocast)
+            if i < len(mine):
+                parts.append(logits)
     watch.at(f"the end of {description}")
     # Every rank sends the same number of rows; the main process knows how many of them are real.
     dtype = next(model.parameters()).dtype

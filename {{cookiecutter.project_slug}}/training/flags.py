@@ -74,6 +74,7 @@ def build_parser() -> Parser:
 
 
 def number_or_auto(text: str) -> int:
+    """A batch size. Errors: ValueError."""
     if text == "0":
         raise ValueError
     return AUTO if text == "auto" else int(text)
@@ -91,8 +92,13 @@ def read_settings(path: Path) -> dict[str, Any]:
         if key not in TYPES:
             raise UserError(f"{path}: unknown setting {key!r}{near(key, TYPES)}")
         kind = _kind(key)
-        if key == "batch_size" and value in ("auto", 0):
-            value = AUTO if value else -1
+        if key == "batch_size" and type(value) in (int, str):
+            try:
+                value = number_or_auto(str(value))
+            except ValueError:
+                raise UserError(
+                    f'{path}: batch_size must be a number of rows, or "auto", not {value!r}'
+                ) from None
         if _is_list(key):
             value = [value] if isinstance(value, str) else value
             if not isinstance(value, list) or any(type(v) is not str for v in value):

@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +17,19 @@ from torch import nn
 
 from training.distributed import accumulating, reduce_tensor
 from training.meter import RunningLoss
+from training.rng import rng_state, set_rng_state
 from training.sampler import BatchPlan
 from training.tokens import TokenStore
 
 log = logging.getLogger("training")
 BUCKET = 25 * 2**20  # bytes of gradients that are reduced together, as in DDP
+
+
+class Longest(NamedTuple):
+    """Rows to make a batch of."""
+
+    rows: np.ndarray
+    weight: np.ndarray
 
 
 class Memory:
@@ -31,10 +40,11 @@ class Memory:
     """
 
     def __init__(
-        self, wrapped: nn.Module, model: nn.Module, plan: BatchPlan, shrinks: bool
-    ) -> None:
-        self.wrapped, self.model, self.plan, self.shrinks = wrapped, model, plan, shrinks
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self, wrapped: nn.Module, model: nn.Module, parameters: list[nn.Parameter],
+        plan: BatchPlan, shrinks: bool,
+    ) -> None:  # fmt: skip
+        self.wrapped, self.model, self.parameters = wrapped, model, parameters
+        self.plan, self.shrinks = plan, shrinks
         self.ran_out = False  # this rank, in this step
 
     @contextmanager
@@ -72,14 +82,15 @@ class Memory:
 
     def fit(self, store: TokenStore, device: torch.device) -> None:
         """Halve the micro-batch until one of the longest rows fits, on every rank."""
+        random = rng_state(device)
         while True:
-            rows = np.argsort(store.lengths(), kind="stable")[-self.plan.sizes.batch_size :]
-            inputs = {k: v.to(device) for k, v in store.inputs(rows).items()}
-            labels = torch.from_numpy(store.label_ids(rows).astype(np.int64)).to(device)
+            rows = store.by_length()[-self.plan.sizes.batch_size :]
+            batch = store[Longest(rows, np.ones(len(rows)))]
+            inputs = {k: v.to(device) for k, v in batch.inputs.items()}
             ran_out = False
             try:
-                with torch.random.fork_rng(), accumulating(self.wrapped, self.model, False):
-                    weight = torch.ones(len(rows), device=device)
+                with accumulating(self.wrapped, self.model, False):
+                    labels, weight = batch.labels.to(device), batch.weight.to(device)
                     self.wrapped(inputs, labels, weight).sum().backward()
             except torch.OutOfMemoryError:
                 ran_out = True
@@ -87,6 +98,7 @@ class Memory:
             if not self._anywhere(ran_out):
                 break
             self.plan.halve()
+        set_rng_state(random, device)  # a try leaves no trace
         sizes = self.plan.sizes
         log.info("batch_size auto: %d rows at a time fit, x %d accumulated", sizes.batch_size,
                  sizes.gradient_accumulation_steps)  # fmt: skip

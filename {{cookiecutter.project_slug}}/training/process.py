@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training import crash, watch
 from training.config import STOPPED_EARLY, USER_ERROR, TrainConfig
-from training.distributed import has_terminal, reduce_tensor, setup
+from training.distributed import has_terminal, is_launched, own_rank, reduce_tensor, setup
 
 
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
@@ -32,7 +32,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
         _call(main, config)
     except Exception as error:
         if not crash.is_plain(error):
-            crash.keep(error, os.environ.get("RANK", "0"))
+            crash.keep(error, own_rank())
         elif has_terminal():
             print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
         get_error_handler().record_exception(error)
@@ -63,6 +63,6 @@ def _leave(code: int) -> None:
 
 def die_with_launcher() -> None:
     """Ask Linux to end this process when the launcher dies, so that no orphan holds a GPU."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+    if sys.platform == "linux" and is_launched():
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

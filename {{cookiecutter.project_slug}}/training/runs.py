@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 
 from training import checkpoint
 from training.config import TrainConfig, UserError
+from training.distributed import restarts
 
 _locks: list[FileLock] = []  # the system frees them when the process ends, however it ends
 
@@ -24,7 +25,7 @@ def choose(config: TrainConfig) -> tuple[Path, Path | None]:
         source = Path(config.resume)
         if not source.is_dir():
             raise UserError(f"--resume {source}: no such folder; give a run or a checkpoint")
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    restarted = restarts() > 0
     if config.run_name is not None:
         run = Path(config.runs_dir) / config.run_name
     elif source is not None:  # go on in the run that the checkpoint belongs to

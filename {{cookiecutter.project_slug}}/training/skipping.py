@@ -58,7 +58,7 @@ class SkippedSteps:
 
         Errors: UserError when that was the `most`th skipped step in a row.
         """
-        self._act()
+        self.settle()
         where = {"step": at.step + 1, "epoch": at.epoch, "step_in_epoch": at.step_in_epoch}
         if skipped.device.type == "cuda":  # on its way to the host while the next step is computed
             flag = torch.empty((), dtype=torch.bool, pin_memory=True)
@@ -67,11 +67,8 @@ class SkippedSteps:
         else:
             self._last = skipped.cpu(), None, where
 
-    def close(self) -> None:
-        """Act on the last step."""
-        self._act()
-
-    def _act(self) -> None:
+    def settle(self) -> None:
+        """Act on the last step that was noted. Errors: as in `add`."""
         if self._last is None:
             return
         flag, copied, where = self._last

@@ -108,6 +108,10 @@ class TokenStore(Dataset[Batch]):
         stored, offsets = self.stored(rows), self._maps["offsets"]
         return np.asarray(offsets[stored + 1] - offsets[stored])
 
+    def by_length(self) -> np.ndarray:
+        """All rows, from short to long: (n,)."""
+        return np.argsort(self.lengths(), kind="stable")
+
     def label_ids(self, rows: Any = slice(None)) -> np.ndarray:
         """Label ids: (n,), or (n, labels) of 0 and 1."""
         return np.asarray(self._labels[self.stored(rows)])

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from training.config import HUNG, PROJECT
+from training.config import HUNG, PROJECT, UserError
 
 START = "start-up"
 MARGIN = 60.0  # seconds that a collective waits longer than the watchdog
@@ -135,10 +136,7 @@ class Watchdog(threading.Thread):
                 with (errors / f"rank{self.rank}.txt").open("a", encoding="utf-8") as file:
                     print(f"{time.ctime()}  {text}", file=file, flush=True)
                     faulthandler.dump_traceback(file)  # of every thread
-        if record := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # where torchrun looks
-            extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
-            message = {"message": {"message": text, "extraInfo": extra}}
-            Path(record).write_text(json.dumps(message), encoding="utf-8")
+        get_error_handler().record_exception(UserError(text))  # for the launcher
         os._exit(HUNG)
 
 

@@ -1,0 +1,23 @@
+"""A BERT of some ten thousands of parameters, for tests: made in a second, trained in a few."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from training.wordpiece import train_wordpiece
+
+
+def save_tiny(folder: Path, texts: Iterable[str]) -> Path:
+    """Make `folder`, as it would come from the hub, with a vocabulary for `texts`."""
+    tokenizer = train_wordpiece(iter(texts))
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)  # the same in every session
+    tokenizer.model_max_length = 64
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
