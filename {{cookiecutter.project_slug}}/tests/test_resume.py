@@ -94,9 +94,13 @@ def test_no_evaluation_but_at_the_end(ranks: Ranks, settings: Settings) -> None:
     assert [line["step"] for line in lines_of(config, "val")] == [21]
 
 
-def test_finished_run_goes_on_with_more_epochs(ranks: Ranks, settings: Settings) -> None:
-    """--epochs raised trains longer; the steps so far are not repeated."""
-    config = settings(epochs=1)
+@pytest.mark.parametrize("model", ["a folder", "from-scratch"])
+def test_finished_run_goes_on_with_more_epochs(
+    ranks: Ranks, settings: Settings, model: str
+) -> None:
+    """--epochs raised trains longer; the steps so far are not repeated. The first checkpoint was
+    written together with the best weights."""
+    config = settings(epochs=1, **({"model": model} if model == "from-scratch" else {}))
     ranks.run(1, jobs.run, config)
     ranks.run(1, jobs.run, config)  # nothing to do
     ranks.run(1, jobs.run, replace(config, epochs=2))

@@ -183,9 +183,10 @@ def test_lost_folder_ends_all_ranks(ranks: Ranks, settings: Settings) -> None:
 def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> None:
     """What changes after `save` is not in the file; one write at a time; errors come with the
     next call; tied weights stay tied."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_model)
+    # Not a loaded one: transformers saves that in another way.
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(tiny_model))
     (tmp_path / "checkpoints").mkdir()
     saver = Saver(tmp_path, model, AutoTokenizer.from_pretrained(tiny_model), keep=2)
     first = {k: v.clone() for k, v in model.state_dict().items()}
@@ -200,6 +201,11 @@ def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> N
         with torch.no_grad():
             model.classifier.bias += 1
         moment += 1
+        if step == 1:  # written after best/, with the same weights
+            saver.wait()
+            written = jobs.weights_of(tmp_path / "checkpoints" / "step-00000001")
+            assert written.keys() == first.keys()
+            assert same(written, first)
     saver.wait()
     found = {p.name: jobs.weights_of(p) for p in (tmp_path / "checkpoints").iterdir()}
     assert sorted(found) == ["step-00000002", "step-00000003"]

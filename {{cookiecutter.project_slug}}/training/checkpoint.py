@@ -110,7 +110,8 @@ def save(
     """
 
     def write(folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=weights)
+        # A dict of its own: it takes the weights out of the one that it is given.
+        model.save_pretrained(folder, state_dict=dict(weights))
         tokenizer.save_pretrained(folder)
         if state is not None:
             torch.save(state, folder / "state.pt")
