@@ -85,7 +85,7 @@ def build_model(config, tokenizer, labels):
         _os.kill(_os.getpid(), _signal.SIGSTOP)
     model = _build_model(config, tokenizer, labels)
     if _fault()[0] == "slow evaluation":
-        model.register_forward_pre_hook(lambda m, _: None if m.training else _time.sleep(0.3))
+        model.register_forward_pre_hook(lambda m, _: None if m.training else _time.sleep(1.0))
     if _fault()[0] == "drift":
         def drift(module, _):
             if _at("drift"):
@@ -102,7 +102,7 @@ _rows = rows
 def rows(*arguments):
     for row in _rows(*arguments):
         if _os.environ.get("FAULT", "").startswith("slow rows"):
-            _time.sleep(0.05)
+            _time.sleep(0.2)
         yield row
 """
 TINY = """
@@ -462,7 +462,7 @@ def asked_twice(lab: Lab, name: str) -> int:
 
 
 def asked_in_evaluation(lab: Lab, name: str) -> int:
-    run = Run(lab, name, "--eval-batch-size=2", fault="slow evaluation:0:0")  # 25 x 0.3 s a rank
+    run = Run(lab, name, "--eval-batch-size=2", fault="slow evaluation:0:0")  # 25 s a rank
     run.until(lambda: "training to step" in run.text())
     first = run.lines("val")
     run.until(lambda: run.step() == 6)
@@ -470,7 +470,7 @@ def asked_in_evaluation(lab: Lab, name: str) -> int:
     began = time.monotonic()
     run.process.send_signal(signal.SIGUSR1)
     assert run.end(60) == 0, run.text()
-    assert time.monotonic() - began < 5  # the rest of it would have taken 6
+    assert time.monotonic() - began < 15  # the rest of it would have taken 23
     assert run.lines("val") == first
     assert run.saved()[-1] == run.results()["step"] == 6
     lab.finish(name, always=True)
@@ -483,7 +483,7 @@ def asked_while_tokenising(lab: Lab, name: str) -> int:
     began = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
     assert run.end(30) == 128 + signal.SIGTERM, run.text()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # the rest of it would have taken 40
     assert last_lines(run).endswith("launch: stopped while starting; there was nothing to save")
     assert "Traceback" not in run.text()
     assert not run.folder.exists()
