@@ -407,7 +407,7 @@ def plan_cost(rows: str, global_batch: str, ranks: str, whole: str) -> dict[str,
         cost[name] = statistics.median(timed(begin) for _ in range(5))
     windows = range(plan.steps_per_epoch // 64 + 1 if float(whole) else 5)
     cost["order_cpu"] = -time.process_time()
-    cost["order"] = timed(lambda: sum(len(plan._batches_of(w)) for w in windows))
+    cost["order"] = timed(lambda: sum(len(plan._batches_of(0, w)) for w in windows))
     cost["order_cpu"] += time.process_time()
     cost["window"] = cost["order"] / len(windows)
     plan.set_epoch(1, plan.steps_per_epoch // 3)

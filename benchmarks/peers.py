@@ -36,7 +36,7 @@ PICTURE = ROOT / "docs" / "peers.png"
 MIB = 1 << 20
 RANKS = 2
 GLOBAL_BATCH = 32
-WARM = 3  # steps that are not timed
+SEEDS, EPOCHS, LR = (1, 2, 3), 2, 2e-4  # of the runs that compare what (f) and (g) learn
 NUMBERS = 3  # steps whose loss and gradient norm are shown
 WAYS = [(1, 1), (1, 4), (2, 1), (2, 4)]  # ranks and accumulation, of the same global batch
 
@@ -57,6 +57,7 @@ NAMES = {
     "lightning": System("(d) Lightning, ddp", "lightning_ddp.py"),
     "bare": System("(e) the limit: bare DDP, tensors ready", "bare_ddp.py"),
     "ours": System("(f) ours, launch.sh", ""),
+    "frozen": System("(g) ours, --freeze-embeddings", "", {"flags": ["--freeze-embeddings"]}),
 }  # fmt: skip
 
 
@@ -97,7 +98,8 @@ def data_sets(options: argparse.Namespace) -> list[Rows]:
         return [prepare("sample", sample / "train.tsv", sample / "val.tsv", 2000, 128, {}, options)]
     folder = options.data
     # TREC's texts are short and differ in length; the articles are cut to one length.
-    trec = {"trainer": 1.45, "grouped": 1.08, "accelerate": 1.9, "lightning": 1.8, "bare": 0.97}
+    trec = {"trainer": 1.45, "grouped": 1.08, "accelerate": 1.9, "lightning": 1.8, "bare": 0.97,
+            "frozen": 1.12}  # fmt: skip
     articles = dict.fromkeys(("trainer", "grouped", "accelerate", "lightning"), 1.0)
     known = [
         ("TREC", "trec_train.tsv", "trec_val.tsv", 2000, 128, trec),
@@ -149,9 +151,12 @@ def read(path: Path) -> list[tuple[str, str]]:
 
 
 def run(
-    name: str, rows: Rows, work: Path, ranks: int, accumulation: int, steps: int = 0
+    name: str, rows: Rows, work: Path, ranks: int, accumulation: int, steps: int = 0, **more: Any
 ) -> tuple[list[Any], float]:
-    """Train once; what each rank wrote down, and seconds. With `steps`, without dropout."""
+    """Train once; what each rank wrote down, and seconds. With `steps`, without dropout.
+
+    `more`: of what is asked of a system.
+    """
     system = NAMES[name]
     with tempfile.TemporaryDirectory(dir=work) as out:  # caches and all
         asked = {
@@ -160,7 +165,7 @@ def run(
             "accumulation": accumulation, "batch_size": GLOBAL_BATCH // (ranks * accumulation),
             "eval_batch_size": 32, "lr": 5e-5, "weight_decay": 0.01, "clip": 1.0,
             "warmup_ratio": 0.1, "seed": 42, "dropout": 0.0 if steps else None,
-            "max_steps": steps, **system.asked,
+            "max_steps": steps, "epochs": 1, "flags": [], **system.asked, **more,
         }  # fmt: skip
         command = peer(system, ranks) if system.script else ours(asked)
         loopback = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
@@ -179,10 +184,13 @@ def run(
         if done.returncode or len(files) != ranks:
             sys.exit(f"{done.stdout}\n{name} failed: exit code {done.returncode}")
         found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        if steps and not system.script:  # what the run's own files say
+        if not system.script:  # what the run's own files say
             lines = (Path(out) / "runs" / "ours" / "metrics.jsonl").read_text("utf-8").splitlines()
-            logged = [line for line in map(json.loads, lines) if "grad_norm" in line]
-            found[0]["numbers"] = [(line["loss"], line["grad_norm"]) for line in logged]
+            logged = list(map(json.loads, lines))
+            found[0]["numbers"] = [(line["loss"], line["grad_norm"]) for line in logged
+                                   if "grad_norm" in line]  # fmt: skip
+            scores = [line["accuracy"] for line in logged if line["split"] == "val"]
+            found[0]["accuracy"] = scores[-1] if scores else None
         return found, seconds
 
 
@@ -200,7 +208,7 @@ def ours(asked: dict[str, Any]) -> list[str]:
         "max-length": asked["max_length"], "batch-size": asked["batch_size"],
         "eval-batch-size": asked["eval_batch_size"], "lr": asked["lr"],
         "weight-decay": asked["weight_decay"], "max-grad-norm": asked["clip"],
-        "warmup-ratio": asked["warmup_ratio"], "seed": asked["seed"], "epochs": 1,
+        "warmup-ratio": asked["warmup_ratio"], "seed": asked["seed"], "epochs": asked["epochs"],
         "gradient-accumulation-steps": asked["accumulation"], "nproc-per-node": asked["ranks"],
         "cache-dir": f"{asked['out']}/cache", "runs-dir": f"{asked['out']}/runs",
         "run-name": "ours",
@@ -208,18 +216,17 @@ def ours(asked: dict[str, Any]) -> list[str]:
     if asked["max_steps"]:
         flags |= {"max-steps": asked["max_steps"], "log-every": 1, "dropout": asked["dropout"]}
     pairs = [(f"--{name}", str(value)) for name, value in flags.items()]
-    return ["bash", str(PROJECT / "launch.sh"), *(word for pair in pairs for word in pair)]
+    return ["bash", str(PROJECT / "launch.sh"), *(word for pair in pairs for word in pair),
+            *asked["flags"]]  # fmt: skip
 
 
 def measure(name: str, rows: Rows, work: Path) -> Measured:
     ranks, whole = run(name, rows, work, RANKS, 1)
     main = ranks[0]
     ends = [step[0] for step in main["steps"]]
-    if len(ends) < WARM + 2:
-        sys.exit(f"{len(ends)} steps are too few to be timed; give more --rows")
-    counted = [step[1:] for rank in ranks for step in rank["steps"][WARM:]]
+    counted = [step[1:] for rank in ranks for step in rank["steps"]]
     samples, tokens, padded = (sum(column) for column in zip(*counted, strict=True))
-    seconds = ends[-1] - ends[WARM - 1]
+    seconds = ends[-1] - main["began"]
     after = [t for t in main["evaluations"] if t > ends[-1]]
     return Measured(
         samples / seconds, tokens / seconds, 1 - tokens / padded,
@@ -230,10 +237,12 @@ def measure(name: str, rows: Rows, work: Path) -> Measured:
 
 def compare(rows: Rows, options: argparse.Namespace) -> dict[str, list[Measured]]:
     """Each system once a round, every round beginning with another one."""
-    found: dict[str, list[Measured]] = {name: [] for name in options.only}
+    # Where word embeddings are a small part of the work, to leave them alone gains little.
+    names = [name for name in options.only if name != "frozen" or "frozen" in rows.targets]
+    found: dict[str, list[Measured]] = {name: [] for name in names}
     for number in range(options.rounds):
-        turn = number % len(options.only)
-        for name in options.only[turn:] + options.only[:turn]:
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
             found[name].append(measure(name, rows, options.work))
             told = f"  {rows.name}, round {number + 1}, {name}: {found[name][-1]}"
             print(told, file=sys.stderr, flush=True)
@@ -292,6 +301,8 @@ def target_table(rows: Rows, found: dict[str, list[Measured]]) -> str:
             ("peak memory, whole", "peak", "<=", None if name == "bare" else 1.0),
             ("first step, s", "first", "<=", 0.8 if name == "trainer" else None),
         ]
+        if name == "frozen":
+            continue
         for what, key, sign, target in checks:
             both = zip(found["ours"], found[name], strict=True)
             ratios = [getattr(mine, key) / getattr(other, key) for mine, other in both]
@@ -301,6 +312,35 @@ def target_table(rows: Rows, found: dict[str, list[Measured]]) -> str:
             aim = "" if target is None else f"{sign} {target}"
             title = NAMES[name].title
             lines.append(f"| {title} | {what} | {middle(ratios, '.2f')} | {aim} | {met} |")
+    if {"frozen", "bare"} <= {*found} and "frozen" in rows.targets:
+        both = zip(found["frozen"], found["bare"], strict=True)
+        ratios = [mine.samples / other.samples for mine, other in both]
+        least, title = rows.targets["frozen"], NAMES["bare"].title
+        met = "yes" if statistics.median(ratios) >= least else "**no**"
+        lines.append(f"| {title}, by {NAMES['frozen'].title} | samples/s | {middle(ratios, '.2f')} "
+                     f"| >= {least} | {met} |")  # fmt: skip
+    return "\n".join([*lines, "", ""])
+
+
+def learned_table(rows: Rows, options: argparse.Namespace) -> str:
+    """Whether a faster setting learns as much."""
+    if not {"ours", "frozen"} <= {*options.only}:
+        return ""
+    lines = [
+        f"## What is learned without training the word embeddings, {rows.name}\n",
+        f"Accuracy on {rows.val_count} validation rows after {EPOCHS} epochs at a learning rate of "
+        f"{LR:g}, with {len(SEEDS)} seeds.\n",
+        "| setting | accuracy, each seed | mean |", "|---|---|---|",
+    ]  # fmt: skip
+    for name in ("ours", "frozen"):
+        scores = [
+            run(name, rows, options.work, RANKS, 1, epochs=EPOCHS, lr=LR, seed=seed)[0][0]
+            for seed in SEEDS
+        ]
+        values = [score["accuracy"] for score in scores]
+        each = " ".join(f"{value:.3f}" for value in values)
+        lines.append(f"| {NAMES[name].title} | {each} | {statistics.mean(values):.3f} |")
+        print(f"  learned by {name}: {values}", file=sys.stderr, flush=True)
     return "\n".join([*lines, "", ""])
 
 
@@ -315,6 +355,8 @@ def numbers_table(rows: Rows, options: argparse.Namespace) -> str:
         "|---|---|" + "---|" * (len(WAYS) + 1),
     ]
     for name in options.only:
+        if name == "frozen":
+            continue  # as ours
         ways = [run(name, rows, options.work, r, a, NUMBERS)[0][0]["numbers"] for r, a in WAYS]
         for at, what in enumerate(("loss", "gradient norm")):
             cells = [" ".join(f"{step[at]:.3f}" for step in way) for way in ways]
@@ -357,7 +399,7 @@ def draw(results: list[tuple[Rows, dict[str, list[Measured]]]]) -> None:
             middles = [statistics.median(v) for v in values]
             spread = [[m - min(v) for m, v in zip(middles, values, strict=True)],
                       [max(v) - m for m, v in zip(middles, values, strict=True)]]  # fmt: skip
-            colours = ["tab:blue" if name == "ours" else "silver" for name in found]
+            colours = ["tab:blue" if name in ("ours", "frozen") else "silver" for name in found]
             bars = axes.barh(titles, middles, xerr=spread, color=colours, ecolor="dimgrey")
             axes.bar_label(bars, [f"{m:,.0f}" if m >= 100 else f"{m:.1f}" for m in middles],
                            label_type="center", fontsize=8)  # fmt: skip
@@ -388,7 +430,7 @@ def main() -> None:
         results = [(rows, compare(rows, options)) for rows in sets]
         text = heading()
         text += "\n".join(speed_table(*each) + target_table(*each) for each in results)
-        text += "\n" + numbers_table(sets[0], options)
+        text += "\n" + learned_table(sets[0], options) + numbers_table(sets[0], options)
         print(text)
         if options.write:
             TABLE.write_text(text.rstrip() + "\n", encoding="utf-8")

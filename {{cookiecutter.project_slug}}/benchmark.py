@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def ways(devices: int, kind: str) -> list[Way]:
         Way("ddp, no exchange", devices, [], one, alone=True),
         Way("ddp, bf16 exchange", devices, ["--gradient-compression", "bf16"], one),
     ]
+    compiled = "ddp, compiled" if devices > 1 else "one device, compiled"
+    found.append(Way(compiled, devices, ["--compile"]))
     for steps in ACCUMULATIONS:
         flags = ["--gradient-accumulation-steps", str(steps)]
         found.append(Way(f"ddp, accumulation {steps}", devices, flags, one))
@@ -93,7 +96,9 @@ def run(way: Way, folder: Path, flags: list[str], rows: int) -> None:
         return
     text = (folder / name / "metrics.jsonl").read_text("utf-8").splitlines()
     lines = list(map(json.loads, text))
-    train = [line for line in lines if line["split"] == "train"][1:]  # the first warms up
+    train = [line for line in lines if line["split"] == "train"]
+    train = [line for before, line in pairwise(train)  # the first warms up; others may compile
+             if line.get("compilations") == before.get("compilations")] or train[-1:]  # fmt: skip
     val = [line for line in lines if line["split"] == "val"][-1:]
     each = sizes.global_batch_size
     seconds = sum(each / line["samples_per_second"] for line in train)
@@ -145,7 +150,8 @@ def table(found: list[Way], metric: str) -> str:
 
 def advice(found: list[Way]) -> str:
     """What to use here, and the flags."""
-    plain = [way for way in found if way.found and way.name in ("one device", "dp", "ddp", "fsdp")]
+    names = ("one device", "dp", "ddp", "fsdp", "one device, compiled", "ddp, compiled")
+    plain = [way for way in found if way.found and way.name in names]
     if not plain:
         return "Nothing ran: see the reasons in the table."
     best = max(plain, key=lambda way: way.found["rows_per_second"])

@@ -1,18 +1,20 @@
 """Train a text classifier on one process or on many.
 
     ./launch.sh                                      # every GPU of this machine, or two CPU ranks
-    ./launch.sh --train-file mine.tsv --epochs 5     # any setting of config.toml is a flag
+    ./launch.sh --train-file mine.tsv --epochs 5     # flags are those of train.py --help
     ./launch.sh --run-name first                     # the same name again continues the run
-    python train.py --help
 
 The global batch decides what is learned. Ranks, micro-batches and accumulation are ways to compute
 it, so the numbers are the same on one CPU and on many GPUs.
 """
 
+import gc
+
 from training.flags import parse_args
 
 if __name__ == "__main__":
     CONFIG = parse_args()  # before the slow imports: --help and a mistyped flag answer at once
+    gc.disable()  # they leave little garbage, and looking for it takes a tenth of their time
 
 import logging
 import math
@@ -27,7 +29,8 @@ from torch.utils.data import DataLoader
 import data
 from model import build_model, build_tokenizer, loss_per_row, read_weights
 from training import distributed, process, replicas, runs, state, watch
-from training.config import AUTO, TrainConfig, batch_sizes
+from training.compiling import Compiler
+from training.config import TrainConfig, batch_sizes
 from training.distributed import gather, is_main, on_main
 from training.evaluation import evaluate
 from training.loss import WithLoss
@@ -65,8 +68,9 @@ def main(config: TrainConfig, device: torch.device) -> None:
     splits = {"train": train, "val": val, "test": test}
     distributed.same_everywhere([s and s.folder.name for s in splits.values()], "the data")
     describe_data(splits, config.max_length)
+    compiler = Compiler(config, train)
     plan = BatchPlan(train, sizes, seed=config.seed, group_by_length=config.group_by_length,
-                     row_weight=row_weight(config, train))  # fmt: skip
+                     row_weight=row_weight(config, train), lengths=compiler.lengths)  # fmt: skip
     loader = DataLoader(
         train,
         sampler=plan,
@@ -86,14 +90,12 @@ def main(config: TrainConfig, device: torch.device) -> None:
         model.double()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if config.compile:
-        model.compile(dynamic=True)
     describe_model(model)
-    half = distributed.HALF.get(config.precision)
-    autocast = partial(torch.autocast, device.type, half, enabled=half is not None)
+    autocast = distributed.autocast(device, config.precision)
     if source is not None:
         load_everywhere(model, lambda: read_weights(model, source))
     with_loss = WithLoss(model, loss_per_row, len(train.labels), config.label_smoothing, autocast)
+    compiler.compile(with_loss)
     wrapped = distributed.wrap(model, with_loss, device, config)
     optimizer = build_optimizer(model, config)
     schedule = Schedule(optimizer, config.schedule, total_steps, config.warmup_ratio)
@@ -122,9 +124,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
     on_main(lambda: keep_bad_rows(run, splits))
     saver = Saver(run, model, tokenizer, config.keep_checkpoints)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    memory = Memory(wrapped, model, parameters, plan, shrinks=config.oom == "shrink")
-    if config.batch_size == AUTO:
-        memory.fit(train, device)
+    memory = Memory(wrapped, model, parameters, plan, config)
+    memory.fit(train, device)
     meter = Meter(flops_per_token(model), peak_flops(device, config.precision, copies))
     stop.ready()  # until here a signal ended this process at once: there was nothing to save
 
@@ -199,7 +200,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                     **learning_rates(optimizer),
                     "grad_norm": grad_norm.item(),
                     "loss_scale": scaler.get_scale(),
-                    **meter.rates(),
+                    **meter.rates(), **compiler.counted(),
                 })  # fmt: skip
                 meter.reset()
 
@@ -226,11 +227,10 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
     # -- the end ---------------------------------------------------------------------------------
     skipped.settle()
-    on_main(saver.wait)
     if not stopped and val is None:
         weights = whole(model.state_dict())
         on_main(partial(saver.save, at.step, weights, None, best=True, last=True))
-        on_main(saver.wait)
+    on_main(saver.wait)
     if on_main((run / "best").exists) and not stopped:
         load_everywhere(model, lambda: read_weights(model, run / "best"))
     facts = {

@@ -6,8 +6,10 @@ Python imports a module of this name, which is found on PYTHONPATH, before it ru
 import os
 
 if "PEERS" in os.environ and "RANK" in os.environ:
+    import gc
     from typing import Any
 
+    gc.disable()  # as train.py does before it imports the same
     from probe import Probe
     from training import distributed, evaluation
 

@@ -95,6 +95,28 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
     return calls[:-1]
 
 
+def share_reduced(config: TrainConfig) -> float:
+    """Bytes of gradients that a hook reduced, as a share of all there were."""
+    reduce, wrap = torch.distributed.all_reduce, distributed.wrap
+    sent, whole = [0], [0]
+
+    def counting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent[0] += tensor.nbytes
+        return reduce(tensor, *args, **kwargs)
+
+    def wrapping(model: Any, *args: Any) -> Any:
+        whole[0] = sum(p.nbytes for p in model.parameters())
+        return wrap(model, *args)
+
+    with (
+        Patch(torch.distributed, "all_reduce", counting),
+        Patch(distributed, "wrap", wrapping),
+    ):
+        run(config)
+    assert config.max_steps is not None
+    return sent[0] / (whole[0] * config.max_steps)
+
+
 def syncs_per_step(config: TrainConfig) -> list[dict[str, int]]:
     """For each step: how often a value was read back to the host, something was printed, and how
     many collectives there were."""

@@ -67,7 +67,7 @@ def test_longer_of_a_pair_is_cut_first(tokenizer: Any) -> None:
 
 
 def micro(rows: list[int]) -> MicroBatch:
-    return MicroBatch(np.array(rows), np.ones(len(rows)), True, 1.0, 1, 1, 1)
+    return MicroBatch(np.array(rows), np.ones(len(rows)), True, 0, 1.0, 1, 1, 1)
 
 
 def test_store_gives_back_every_row(settings: Settings, files: dict[str, Path]) -> None:

@@ -99,3 +99,24 @@ def test_frozen_embeddings(ranks: Ranks, settings: Settings, tiny_model: Path) -
     assert torch.equal(before[name], after[name])
     other = "bert.embeddings.position_embeddings.weight"
     assert not torch.equal(before[other], after[other])
+
+
+def test_rows_of_word_embeddings(ranks: Ranks, settings: Settings) -> None:
+    """Of the word embeddings' gradient only rows in use travel: the numbers are those of all of it,
+    accumulated or not, and far less is sent."""
+    exact = settings(run_name="exact", dropout=0.0, max_steps=8, precision="fp64", batch_size=4)
+    rows = replace(exact, run_name="rows", gradient_compression="rows")
+    ranks.run(2, jobs.run, exact)
+    share = ranks.run(2, jobs.share_reduced, rows)[0]
+    for what in ("loss", "grad_norm"):
+        values = [[x[what] for x in lines_of(c)] for c in (exact, rows)]
+        np.testing.assert_allclose(values[0], values[1], rtol=1e-12)
+    ours, theirs = end_of(rows, 8), end_of(exact, 8)
+    assert all(torch.allclose(ours[k], theirs[k], rtol=1e-9, atol=1e-12) for k in ours)
+    assert 0.3 < share < 0.9  # the tiny model has few words that a batch does not have
+
+
+def test_rows_go_with_ddp_alone(ranks: Ranks, settings: Settings) -> None:
+    for strategy in ("fsdp", "dp"):
+        with pytest.raises(RankError, match="rows goes with --strategy ddp alone"):
+            ranks.run(1, jobs.run, settings(strategy=strategy, gradient_compression="rows"))

@@ -28,8 +28,11 @@ def cached(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if not has_terminal():
-        time.sleep(1.0)  # let the rank whose progress bar can be seen be the one that builds
+    until = time.monotonic() + (0.0 if has_terminal() else 1.0)
+    while time.monotonic() < until:  # the rank whose progress bar can be seen begins
+        if folder.exists():
+            return folder
+        time.sleep(0.01)
     lock = FileLock(f"{folder}.lock")
     try:
         lock.acquire(blocking=False)

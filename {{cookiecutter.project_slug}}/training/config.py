@@ -86,7 +86,7 @@ class TrainConfig:
         "ddp", "fsdp shards what does not fit a GPU; dp is for comparison", "ddp", "fsdp", "dp"
     )
     gradient_compression: str = opt(
-        "none", "of what ranks exchange; bf16 on a slow network", "none", "bf16", "fp16"
+        "none", "rows: exact, of the words in use; bf16, fp16", "none", "rows", "bf16", "fp16"
     )
     gradient_checkpointing: bool = opt(False, "less memory, about a third slower")
     compile: bool = opt(False, "torch.compile: slower start, then faster on GPUs")

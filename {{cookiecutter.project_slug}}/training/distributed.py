@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +17,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
 
-from training import crash
+from training import compression, crash
 from training.config import TrainConfig, UserError
 
 T = TypeVar("T")
@@ -170,8 +172,14 @@ def copies(strategy: str) -> int:
     return torch.accelerator.device_count() or 1
 
 
+def autocast(device: torch.device, precision: str) -> Callable[[], torch.autocast]:
+    """What makes the context of a forward: of half precision, or one that changes nothing."""
+    half = HALF.get(precision)
+    return partial(torch.autocast, device.type, half, enabled=half is not None)
+
+
 def wrap(
-    model: nn.Module, with_loss: nn.Module, device: torch.device, config: TrainConfig
+    model: PreTrainedModel, with_loss: nn.Module, device: torch.device, config: TrainConfig
 ) -> nn.Module:
     """What a step calls: `with_loss`, which holds `model`, over all ranks by `--strategy`.
 
@@ -179,7 +187,9 @@ def wrap(
     shards in place: build the optimizer after it.
     """
     strategy = config.strategy
-    half = HALF.get(config.gradient_compression)
+    half, rows = HALF.get(config.gradient_compression), config.gradient_compression == "rows"
+    if rows and strategy != "ddp":
+        raise UserError("--gradient-compression rows goes with --strategy ddp alone")
     if strategy == "dp":
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     if strategy == "fsdp":
@@ -199,18 +209,10 @@ def wrap(
         forward_sync_buffers=False,  # encoders' buffers are constants
     )
     if half is not None:
-        ddp.register_comm_hook(half, _reduce_compressed)
+        ddp.register_comm_hook(half, compression.reduce_half)
+    if rows:
+        ddp.register_comm_hook(model.get_input_embeddings().weight, compression.reduce_rows)
     return ddp
-
-
-def _reduce_compressed(
-    kind: torch.dtype, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """DDP's communication hook: gradients travel as `kind`. PyTorch's own refuse gloo."""
-    whole = bucket.buffer()
-    sent = (whole / dist.get_world_size()).to(kind)
-    future = dist.all_reduce(sent, async_op=True).get_future()
-    return future.then(lambda done: whole.copy_(done.value()[0]))
 
 
 @contextmanager

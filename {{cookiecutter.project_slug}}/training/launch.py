@@ -10,6 +10,7 @@ ranks to save and stop; a failure is told in a few lines, the first error last.
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import logging
 import os
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     """Run the ranks to their end; return the exit code of the whole."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the ranks run, Ctrl-C just ends this
+    gc.disable()  # PyTorch's import leaves little garbage, and looking for it takes time
     os.environ["LAUNCHED_AT"] = str(time.time())  # --max-time counts from here
     try:
         launcher, rest = _launcher_flags().parse_known_args(argv)
@@ -145,6 +147,7 @@ def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher import api
 
+    gc.enable()
     asked: list[int] = []  # signals that asked for a stop
     pids: list[int] = []
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from training.config import AUTO, TrainConfig
 from training.distributed import accumulating, reduce_tensor
 from training.meter import RunningLoss
 from training.rng import rng_state, set_rng_state
@@ -30,21 +31,23 @@ class Longest(NamedTuple):
 
     rows: np.ndarray
     weight: np.ndarray
+    length: int = 0
 
 
 class Memory:
     """Forward and backward of micro-batches that may not fit.
 
-    `shrinks` is the answer to `--oom shrink`. Gradients then are reduced when every rank has said
+    With `--oom shrink` gradients are reduced when every rank has said
     that it got through the step, not during backward: a rank that ran out could not take part.
     """
 
     def __init__(
         self, wrapped: nn.Module, model: nn.Module, parameters: list[nn.Parameter],
-        plan: BatchPlan, shrinks: bool,
+        plan: BatchPlan, config: TrainConfig,
     ) -> None:  # fmt: skip
         self.wrapped, self.model, self.parameters = wrapped, model, parameters
-        self.plan, self.shrinks = plan, shrinks
+        self.plan, self.shrinks = plan, config.oom == "shrink"
+        self.unknown = config.batch_size == AUTO
         self.ran_out = False  # this rank, in this step
 
     @contextmanager
@@ -81,7 +84,9 @@ class Memory:
         return True
 
     def fit(self, store: TokenStore, device: torch.device) -> None:
-        """Halve the micro-batch until one of the longest rows fits, on every rank."""
+        """With `--batch-size auto`: halve it until one of the longest rows fits, on every rank."""
+        if not self.unknown:
+            return
         random = rng_state(device)
         while True:
             rows = store.by_length()[-self.plan.sizes.batch_size :]

@@ -25,6 +25,8 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     On failure other ranks may wait in a collective, so this rank leaves at once, without a
     farewell that could hang; the launcher then ends the others.
     """
+    gc.freeze()  # what was imported stays, and need not be looked at again
+    gc.enable()
     os.umask(os.umask(0o077) | 0o002)  # nothing is written that everybody may change
     die_with_launcher()
     get_error_handler().initialize()

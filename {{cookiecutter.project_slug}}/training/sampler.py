@@ -37,6 +37,7 @@ class MicroBatch:
     rows: np.ndarray  # (batch,) row numbers, int64
     weight: np.ndarray  # (batch,) share of each row's loss, float64; 0 for a filler row
     ends_step: bool  # the last micro-batch of its optimizer step
+    length: int  # tokens that rows are padded to
     # Of the whole global batch, the same on all ranks:
     weight_sum: float
     step_rows: int
@@ -89,6 +90,8 @@ class BatchPlan(DistributedSampler[MicroBatch]):
 
     Use it as `DataLoader(store, sampler=plan, batch_size=None)` and call `set_epoch` before each
     epoch. `row_weight` gives the loss weights of rows, e.g. of their classes: (n,) -> (n,).
+    `lengths`: micro-batches have their full number of rows, some of them fillers, and are padded to
+    one of these, ascending; by default to their longest row.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         seed: int,
         group_by_length: bool = True,
         row_weight: Callable[[np.ndarray], np.ndarray] | None = None,
+        lengths: np.ndarray | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
@@ -111,6 +115,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         self.store = store
         self.sizes = sizes
         self.group_by_length = group_by_length
+        self.lengths = lengths
         self.row_weight = row_weight or (lambda rows: np.ones(len(rows)))
         self.steps_per_epoch = math.ceil(len(store) / sizes.global_batch_size)
         self.first_step = 0
@@ -188,17 +193,23 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         count = ranks * self._accumulation(len(rows))
         bounds = np.arange(count + 1) * len(rows) // count
         sizes = np.diff(bounds)
-        computed = np.where(sizes == 0, lengths[0], sizes * lengths[bounds[1:] - 1])
-        weight_sum, tokens, padded = float(weight.sum()), int(lengths.sum()), int(computed.sum())
+        padded = np.where(sizes == 0, lengths[0], lengths[bounds[1:] - 1])
+        fill = np.maximum(sizes, 1)
+        if self.lengths is not None:
+            padded = self.lengths[np.searchsorted(self.lengths, padded)]
+            fill[:] = self.sizes.batch_size
+        weight_sum, tokens, computed = (
+            float(weight.sum()), int(lengths.sum()), int((fill * padded).sum())
+        )  # fmt: skip
         for share in range(self.rank, count, ranks):
-            mine = slice(bounds[share], bounds[share + 1])
-            filler = sizes[share] == 0
+            mine, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
             yield MicroBatch(
-                rows=rows[:1] if filler else rows[mine],
-                weight=np.zeros(1) if filler else weight[mine],
+                rows=np.append(rows[mine], rows[:1].repeat(fillers)),
+                weight=np.append(weight[mine], np.zeros(fillers)),
                 ends_step=share + ranks >= count,
+                length=int(padded[share]),
                 weight_sum=weight_sum,
                 step_rows=len(rows),
                 step_tokens=tokens,
-                step_padded_tokens=padded,
+                step_padded_tokens=computed,
             )

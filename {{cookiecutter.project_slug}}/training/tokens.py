@@ -57,6 +57,8 @@ class Planned(Protocol):
     def rows(self) -> np.ndarray: ...
     @property
     def weight(self) -> np.ndarray: ...
+    @property
+    def length(self) -> int: ...
 
 
 class TokenStore(Dataset[Batch]):
@@ -127,11 +129,12 @@ class TokenStore(Dataset[Batch]):
                 counts += np.bincount(ids, minlength=len(counts))
         return counts
 
-    def inputs(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
-        """The model's inputs for `rows`: tensors of (batch, length), padded at the end."""
+    def inputs(self, rows: np.ndarray, length: int = 0) -> dict[str, torch.Tensor]:
+        """The model's inputs for `rows`: tensors of (batch, length), padded at the end; to the
+        longest row if that is more than `length`."""
         stored = self.stored(rows)
         begins, ends = self._maps["offsets"][stored], self._maps["offsets"][stored + 1]
-        places = np.arange((ends - begins).max())
+        places = np.arange(max(length, (ends - begins).max()))
         mask = places < (ends - begins)[:, None]
         input_ids = np.full(mask.shape, self.pad_id, np.int64)
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
@@ -144,7 +147,7 @@ class TokenStore(Dataset[Batch]):
     def __getitem__(self, planned: Planned) -> Batch:
         labels = torch.from_numpy(self.label_ids(planned.rows).astype(np.int64))
         weight = torch.from_numpy(planned.weight)
-        return Batch(self.inputs(planned.rows), labels, weight, planned)
+        return Batch(self.inputs(planned.rows, planned.length), labels, weight, planned)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
         """Two parts, the second with about `fraction` of every label's rows.
