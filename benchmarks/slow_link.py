@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=default)
     parser.add_argument("--rates", nargs="+", default=["200mbit", "1gbit"])
-    parser.add_argument("--micro-batches", type=int, default=40, help="of each row, about")
+    parser.add_argument("--micro-batches", type=int, default=24, help="of each row, about")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     table = [
@@ -98,6 +98,8 @@ def main() -> None:
                 rows += [(str(k), k, measure(str(k), k)) for k in (2, 5, 10, 20)]
                 packed = measure("1 bf16", 1, flags=("--gradient-compression", "bf16"))
                 rows.append(("1, --gradient-compression bf16", 0, packed))
+                part = measure("1 rows", 1, flags=("--gradient-compression", "rows"))
+                rows.append(("1, --gradient-compression rows", 0, part))
                 for way, k, seconds in rows:
                     saved, possible, share = one - seconds, "", ""
                     if k > 1:

@@ -69,6 +69,19 @@ def run_stopped_at(config: TrainConfig, step: int) -> None:
         run(config)
 
 
+def agreements(asked_at: int, calls: int) -> list[bool]:
+    """Answers to `agreed`, where two ranks are already many and rank 1 is asked to stop."""
+    distributed.setup(TIMEOUT)
+    stop, found = stopping.StopRequest(), []
+    stop.ready()
+    with Patch(stopping, "RANKS_AT_ONCE", 1):
+        for call in range(1, calls + 1):
+            stop.asked = torch.distributed.get_rank() == 1 and call >= asked_at
+            found.append(stop.agreed())
+    stop.close()
+    return found
+
+
 def all_reduces_per_step(config: TrainConfig) -> list[int]:
     """How often DDP reduced gradients, for each optimizer step."""
     calls: list[int] = [0]

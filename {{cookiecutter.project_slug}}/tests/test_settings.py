@@ -1,5 +1,6 @@
 """Settings: defaults, then the file, then flags; what cannot work is refused in one line."""
 
+import re
 import subprocess
 import sys
 import time
@@ -162,3 +163,10 @@ def test_help_and_typos_answer_before_the_slow_imports(
 
 def test_the_projects_own_settings_are_valid() -> None:
     load_config([])
+
+
+def test_no_setting_is_without_effect() -> None:
+    """Each is read by name somewhere."""
+    code = [path.read_text("utf-8") for path in PROJECT.rglob("*.py") if "tests" not in path.parts]
+    read = {name for text in code for name in re.findall(r"config\.(\w+)", text)}
+    assert {f.name for f in fields(TrainConfig)} <= read

@@ -123,6 +123,12 @@ def test_replicas_are_checked_as_often_as_told(ranks: Ranks, settings: Settings)
 # -- stopping ------------------------------------------------------------------------------------
 
 
+def test_many_ranks_agree_less_often(ranks: Ranks) -> None:
+    """Every second step, with the answer at the next of these; on all ranks alike."""
+    for answers in ranks.run(2, jobs.agreements, 3, 8):
+        assert answers == [False] * 5 + [True, False, True]
+
+
 @pytest.mark.parametrize("phase", ["evaluating", "final val"])
 def test_stop_in_an_evaluation(ranks: Ranks, settings: Settings, phase: str) -> None:
     """All ranks leave it together; the run then evaluates what it had left, and ends the same."""

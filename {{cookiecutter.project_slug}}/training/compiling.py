@@ -1,7 +1,8 @@
 """torch.compile with few shapes: the training rows choose the lengths that batches are padded to.
 
-Code is compiled for one shape of a batch, so each new shape would cost seconds in mid-run. With
-`--compile`, batches have all their rows (some may be fillers) and one of at most LENGTHS lengths.
+PyTorch compiles for the first shape that it sees, and for any length when a second one comes. What
+else it takes for granted of a shape makes it compile again, seconds in mid-run. So with `--compile`
+batches have all their rows (some may be fillers) and one of at most LENGTHS lengths.
 """
 
 import logging
@@ -41,7 +42,6 @@ def choose_lengths(store: TokenStore, most: int = LENGTHS) -> np.ndarray:
         total = tokens[:, None] + between
         cuts.append(total.argmin(axis=0))
         tokens = np.minimum(total.min(axis=0), rows * sizes)
-        cuts[-1][0] = 0
     chosen = [len(sizes) - 1]
     for cut in reversed(cuts):
         chosen.append(int(cut[chosen[-1]]))

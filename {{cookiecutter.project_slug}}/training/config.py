@@ -80,8 +80,9 @@ class TrainConfig:
     seed: int = opt(42, "of first weights, row order and dropout")
     # -- compute
     precision: str = opt(
-        "fp32", "bf16 on recent GPUs, fp16 on older; fp64 to check", "fp32", "bf16", "fp16", "fp64"
-    )
+        "fp32", "bf16 (or tf32) on recent GPUs, fp16 on older; fp64 to check",
+        "fp32", "tf32", "bf16", "fp16", "fp64",
+    )  # fmt: skip
     strategy: str = opt(
         "ddp", "fsdp shards what does not fit a GPU; dp is for comparison", "ddp", "fsdp", "dp"
     )

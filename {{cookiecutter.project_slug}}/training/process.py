@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from training import crash, watch
 from training.config import STOPPED_EARLY, USER_ERROR, TrainConfig
 from training.distributed import has_terminal, is_launched, own_rank, reduce_tensor, setup
+from training.kernels import choose_kernels
 
 
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
@@ -48,6 +49,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
 
 
 def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
+    choose_kernels(config)
     # The watchdog comes first, since it can say more.
     device, store = setup(config.timeout + watch.MARGIN)
     watchdog = watch.Watchdog(store, config.timeout, config.step_timeout or config.timeout)

@@ -181,7 +181,9 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         return [*batches, self._by_length(short)] if len(short) else batches
 
     def _by_length(self, rows: np.ndarray) -> np.ndarray:
-        return rows[np.argsort(self.store.lengths(rows), kind="stable")]
+        lengths = self.store.lengths(rows)
+        small = np.min_scalar_type(lengths.max(initial=0))  # 16 bits are sorted by their digits
+        return rows[np.argsort(lengths.astype(small), kind="stable")]
 
     def _deal(self, rows: np.ndarray) -> Iterator[MicroBatch]:
         """Cut a global batch into shares of like length; ranks take neighbouring ones at once.

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 log = logging.getLogger("training")
-# Dense matrix FLOP/s at half precision, from the makers' data sheets. fp32 has no tensor cores
-# beyond TF32, which is half of it on Ampere and later.
+# Dense matrix FLOP/s at half precision, from the makers' data sheets. TF32 is half of it on Ampere
+# and later.
 PEAKS = {
     "V100": 125e12, "T4": 65e12, "A100": 312e12, "A10": 125e12, "A40": 150e12, "L4": 121e12,
     "L40": 181e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "RTX 4090": 165e12,
@@ -38,8 +38,8 @@ def peak_flops(device: torch.device, precision: str, copies: int) -> float | Non
     name = torch.cuda.get_device_name(device)
     # Longest first: L40 is not an L4.
     known = [peak for part, peak in sorted(PEAKS.items(), key=lambda p: -len(p[0])) if part in name]
-    halved = precision not in ("bf16", "fp16")
-    return known[0] * dist.get_world_size() * copies / (2 if halved else 1) if known else None
+    of_half = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5}.get(precision)
+    return known[0] * of_half * dist.get_world_size() * copies if known and of_half else None
 
 
 def peak_memory(device: torch.device) -> int:
