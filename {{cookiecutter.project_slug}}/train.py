@@ -4,8 +4,7 @@
     ./launch.sh --train-file mine.tsv --epochs 5     # flags are those of train.py --help
     ./launch.sh --run-name first                     # the same name again continues the run
 
-The global batch decides what is learned. Ranks, micro-batches and accumulation are ways to compute
-it, so the numbers are the same on one CPU and on many GPUs.
+Ranks, micro-batches and accumulation are only ways to compute a global batch: the numbers stay.
 """
 
 import gc
@@ -232,6 +231,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         on_main(partial(saver.save, at.step, weights, None, best=True, last=True))
     on_main(saver.wait)
     if on_main((run / "best").exists) and not stopped:
+        optimizer.state.clear()  # makes room for the best weights
         load_everywhere(model, lambda: read_weights(model, run / "best"))
     facts = {
         "stopped": stopped, "step": at.step, "epoch": at.step / plan.steps_per_epoch,
