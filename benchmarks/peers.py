@@ -109,7 +109,7 @@ def data_sets(options: argparse.Namespace) -> list[Rows]:
     found = [
         prepare(name, folder / train, folder / val, rows, length, targets, options)
         for name, train, val, rows, length, targets in known
-        if (folder / train).exists()
+        if (folder / train).exists() and name in options.sets
     ]
     return found or sys.exit(f"neither trec_train.tsv nor articles_zh_train.jsonl is in {folder}")
 
@@ -416,6 +416,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with trec_train.tsv and the articles")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, help="of each data set, for a try")
+    parser.add_argument("--sets", nargs="+", default=["TREC", "articles"], help="some of FOLDER's")
     parser.add_argument("--only", nargs="+", choices=[*NAMES], metavar="NAME", default=[*NAMES],
                         help=f"some of the systems: {', '.join(NAMES)}")  # fmt: skip
     parser.add_argument("--write", action="store_true", help="keep the tables and the picture")

@@ -5,6 +5,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from transformers import PreTrainedModel
+
+from training.config import TrainConfig
+
+
+def is_by_rows(config: TrainConfig, device: torch.device) -> bool:
+    """On a GPU it must be asked for: there the host would wait for the device in every step."""
+    asked = config.gradient_compression
+    return asked == "rows" or (asked == "auto" and device.type == "cpu")
+
+
+def word_embeddings(model: PreTrainedModel) -> nn.Parameter | None:
+    """None where the model has no table of them."""
+    try:
+        return getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:
+        return None
 
 
 def reduce_half(kind: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -16,21 +33,24 @@ def reduce_half(kind: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Fut
 
 
 def reduce_rows(
-    embedding: nn.Parameter, bucket: dist.GradBucket
+    embedding: nn.Parameter | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Of word embeddings, only rows that any rank's texts have travel.
 
-    All others are zero on all ranks, so this is exact.
+    All others are zero on all ranks, so this is exact. (A row counts as zero when the sum of its
+    squares is: below 1e-22 each, which no optimizer's step can tell from zero.)
     """
-    whole, grads = bucket.buffer().div_(dist.get_world_size()), bucket.gradients()
+    whole, grads = bucket.buffer(), bucket.gradients()
     places = [i for i, p in enumerate(bucket.parameters()) if p is embedding]
     if not places:
+        whole.div_(dist.get_world_size())
         return dist.all_reduce(whole, async_op=True).get_future().then(lambda d: d.value()[0])
     grad = grads.pop(places[0])
-    used = grad.any(dim=1).byte()
+    used = torch.linalg.vector_norm(grad, dim=1).ne(0).byte()
     dist.all_reduce(used, dist.ReduceOp.MAX)
     rows = used.nonzero().squeeze(1)
     sent = torch.cat([grad[rows].reshape(-1), *(g.reshape(-1) for g in grads)])
+    sent.div_(dist.get_world_size())
 
     def put_back(done: Any) -> torch.Tensor:
         of_rows, *others = done.value()[0].split([rows.numel() * grad.shape[1],

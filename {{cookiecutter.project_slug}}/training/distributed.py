@@ -187,8 +187,8 @@ def wrap(
     shards in place: build the optimizer after it.
     """
     strategy = config.strategy
-    half, rows = HALF.get(config.gradient_compression), config.gradient_compression == "rows"
-    if rows and strategy != "ddp":
+    half = HALF.get(config.gradient_compression)
+    if config.gradient_compression == "rows" and strategy != "ddp":
         raise UserError("--gradient-compression rows goes with --strategy ddp alone")
     if strategy == "dp":
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
@@ -210,8 +210,8 @@ def wrap(
     )
     if half is not None:
         ddp.register_comm_hook(half, compression.reduce_half)
-    if rows:
-        ddp.register_comm_hook(model.get_input_embeddings().weight, compression.reduce_rows)
+    elif dist.get_world_size() > 1 and compression.is_by_rows(config, device):
+        ddp.register_comm_hook(compression.word_embeddings(model), compression.reduce_rows)
     return ddp
 
 

@@ -139,7 +139,6 @@ def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
     if "LOGLEVEL" not in os.environ:
         logging.disable()  # the agent's own log repeats at length what is told here
 
-    import torch
     import torch.distributed as dist
     from torch.distributed import run
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -149,10 +148,6 @@ def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
     from torch.distributed.launcher import api
 
     gc.enable()
-    if not torch.accelerator.is_available():  # else the device has what is large
-        # What a step frees is kept for the next: the system need not clear as much anew each time.
-        os.environ.setdefault("MALLOC_MMAP_MAX_", "0")
-        os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 40))
     asked: list[int] = []  # signals that asked for a stop
     pids: list[int] = []
 
