@@ -40,7 +40,6 @@ PARTS = Path(__file__).with_suffix(".json")
 PICTURE = ROOT / "docs" / "scaling.png"
 PAGE = ROOT / "docs" / "scaling.md"
 MILLION = 10**6
-VOCABULARY = 8000
 # Hidden size, layers: a BERT of about so many million parameters.
 MODELS = {2: (128, 4), 8: (256, 6), 27: (512, 7), 91: (768, 12)}
 # What docs/scaling.md counts with: multilingual BERT, base size, on H100s, eight in a machine.
@@ -103,7 +102,7 @@ def save_model(folder: Path, hidden: int, layers: int) -> Path:
 
     tokenizer = train_wordpiece(iter(WORDS))
     config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden, num_hidden_layers=layers,
+        vocab_size=len(tokenizer), hidden_size=hidden, num_hidden_layers=layers,
         num_attention_heads=hidden // 64, intermediate_size=4 * hidden,
         max_position_embeddings=128,
     )  # fmt: skip
@@ -113,7 +112,7 @@ def save_model(folder: Path, hidden: int, layers: int) -> Path:
     return folder
 
 
-def cases(work: Path, scale: float) -> dict[str, list[Case]]:
+def cases(work: Path, scale: float, chosen: list[str]) -> dict[str, list[Case]]:
     models = {size: save_model(work / f"model-{size}", *shape) for size, shape in MODELS.items()}
 
     def flags(model: int, rows: Path, *more: str) -> list[str]:
@@ -122,7 +121,7 @@ def cases(work: Path, scale: float) -> dict[str, list[Case]]:
 
     small = write_rows(work / "rows.csv", 5000)
     at_once = ["--global-batch-size", "32"]
-    counts = [int(n * scale) for n in (5_000, 50_000, 500_000, 5_000_000)]
+    counts = [int(n * scale) for n in (5_000, 50_000, 500_000, 5_000_000) if "rows" in chosen]
     files = {count: write_rows(work / f"rows-{count}.csv", count) for count in counts}
     return {
         "ranks": [
@@ -205,7 +204,7 @@ def measure_parts(work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"plan": {}}
     for ranks in GPUS:
         sizes = str(10**9), str(ROWS * ranks), str(ranks)
-        cost, spread = rows.plan_cost(*sizes, ""), rows.imbalance(*sizes)
+        cost, spread = rows.plan_cost(*sizes, "0"), rows.imbalance(*sizes)
         found["plan"][str(ranks)] = {
             "seconds": cost["step"], "bytes": cost["peak"], "busiest": spread["median"],
             "busiest_shuffled": spread["random_median"],
@@ -216,10 +215,12 @@ def measure_parts(work: Path) -> dict[str, Any]:
         val_fraction=0.0, cache_dir=str(work / "cache"), runs_dir=str(work / "saving"),
     )  # fmt: skip
     pool = Ranks(work)
-    found["agreement_hop"] = statistics.median(pool.run(2, scaling.agreement, 2000)) / 2
-    found["batch"] = pool.run(1, scaling.batch_seconds, config, 200)[0]
-    waits = pool.run(1, overhead.save_times, config, 5)[0]
-    pool.close()
+    try:
+        found["agreement_hop"] = statistics.median(pool.run(2, scaling.agreement, 2000)) / 2
+        found["batch"] = pool.run(1, scaling.batch_seconds, config, 200)[0]
+        waits = pool.run(1, overhead.save_times, config, 5)[0]
+    finally:
+        pool.close()
     waited, whole, _ = (statistics.median(column) for column in zip(*waits, strict=True))
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     content = 12 * sum(p.numel() for p in model.parameters())  # weights, two averages of AdamW
@@ -402,8 +403,8 @@ def main() -> None:
     text += f"{os.cpu_count()} CPU cores. 32 rows a step; with accumulation, 16 times its steps.\n"
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        found = cases(work, options.scale)
-        chosen = options.only or [*found, "parts"]
+        chosen = options.only or ["ranks", "parameters", "rows", "accumulation", "parts"]
+        found = cases(work, options.scale, chosen)
         found = {name: group for name, group in found.items() if name in chosen}
         for name, group in found.items():
             measure(group, options.rounds, work)

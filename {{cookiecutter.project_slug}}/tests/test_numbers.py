@@ -76,8 +76,7 @@ def test_gradient_equals_the_full_batch(
 def test_nothing_waits_off_the_logging_step(ranks: Ranks, settings: Settings) -> None:
     """Between two lines of the log a step reads nothing back from the device, prints nothing, and
     has one collective besides that of the gradients: the agreement on stopping, on the CPU."""
-    config = settings(log_every=6, max_steps=12, evals_per_epoch=0, batch_size=8,
-                      gradient_compression="none")  # as on GPUs  # fmt: skip
+    config = settings(log_every=6, max_steps=12, evals_per_epoch=0, batch_size=8)
     for counts in ranks.run(2, jobs.syncs_per_step, config):
         for step in (3, 4, 5, 9, 10):
             # Read, on the host: two flags of the agreement, and whether the last step was skipped.
@@ -86,7 +85,7 @@ def test_nothing_waits_off_the_logging_step(ranks: Ranks, settings: Settings) ->
 
 def test_one_all_reduce_per_step(ranks: Ranks, settings: Settings) -> None:
     """Promise 3: gradients cross the network once per optimizer step, four micro-batches or one."""
-    config = settings(batch_size=4, epochs=1, gradient_compression="none")
+    config = settings(batch_size=4, epochs=1)
     for counts in ranks.run(2, jobs.all_reduces_per_step, config):
         assert counts == [1] * 7
 

@@ -104,8 +104,7 @@ def test_frozen_embeddings(ranks: Ranks, settings: Settings, tiny_model: Path) -
 def test_rows_of_word_embeddings(ranks: Ranks, settings: Settings) -> None:
     """Of the word embeddings' gradient only rows in use travel: the numbers are those of all of it,
     accumulated or not, and far less is sent."""
-    exact = settings(run_name="exact", dropout=0.0, max_steps=8, precision="fp64", batch_size=4,
-                     gradient_compression="none")  # fmt: skip
+    exact = settings(run_name="exact", dropout=0.0, max_steps=8, precision="fp64", batch_size=4)
     rows = replace(exact, run_name="rows", gradient_compression="rows")
     ranks.run(2, jobs.run, exact)
     share = ranks.run(2, jobs.share_reduced, rows)[0]

@@ -7,14 +7,6 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from training.config import TrainConfig
-
-
-def is_by_rows(config: TrainConfig, device: torch.device) -> bool:
-    """On a GPU it must be asked for: there the host would wait for the device in every step."""
-    asked = config.gradient_compression
-    return asked == "rows" or (asked == "auto" and device.type == "cpu")
-
 
 def word_embeddings(model: PreTrainedModel) -> nn.Parameter | None:
     """None where the model has no table of them."""

@@ -210,7 +210,7 @@ def wrap(
     )
     if half is not None:
         ddp.register_comm_hook(half, compression.reduce_half)
-    elif dist.get_world_size() > 1 and compression.is_by_rows(config, device):
+    elif config.gradient_compression == "rows":
         ddp.register_comm_hook(compression.word_embeddings(model), compression.reduce_rows)
     return ddp
 
