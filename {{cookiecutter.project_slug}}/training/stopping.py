@@ -14,7 +14,7 @@ from training.distributed import on_main
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STARTED = time.time()
-RANKS_AT_ONCE = 64  # so many agree in each step; 1,024 in every 16th, as it takes longer
+RANKS_AT_ONCE = 32  # so many agree in each step; 1,024 in every 32nd, as it takes longer
 
 
 class StoppedEarly(BaseException):
