@@ -12,6 +12,7 @@ import torch
 from conftest import lines_of
 from ranks import RankError, Ranks
 
+from training import replicas
 from training.config import TrainConfig
 
 # (ranks, most rows in a forward): 32 is 1 x 32, 2 x 16, 2 x 2 x 8, 4 x 4 x 2; 3 does not divide it
@@ -98,6 +99,18 @@ def test_ranks_agree(ranks: Ranks, settings: Settings) -> None:
     for other in weights[1:]:
         assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
     assert labels[0] == labels[1] == labels[2] == ["animal", "food", "weather"]
+
+
+def test_bits_of_any_tensor_are_summed() -> None:
+    """Of odd sizes, half precision, and parts of a larger tensor; another bit is another sum."""
+    for kind in (torch.float32, torch.bfloat16, torch.float64):
+        whole = torch.arange(1, 14).to(kind)
+        for part in (whole, whole[1:], whole[3:8], whole[4:5], whole[0]):
+            before = int(replicas._sum_of_bits(part))
+            assert int(replicas._sum_of_bits(part.clone())) == before
+            changed = part.clone()
+            changed.view(-1)[-1] += 1
+            assert int(replicas._sum_of_bits(changed)) != before
 
 
 def test_replicas_that_diverge_stop_the_run(ranks: Ranks, settings: Settings) -> None:

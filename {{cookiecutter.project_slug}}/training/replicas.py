@@ -27,6 +27,8 @@ def check_replicas(model: nn.Module) -> None:
 def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:
     """Eight bytes at a time, as integers: exact, in whatever order the device adds; no copy."""
     flat = weights.contiguous().view(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:  # a part of a larger tensor, which cannot be read so
+        flat = flat.clone()
     even = len(flat) // 8 * 8
     return flat[:even].view(torch.int64).sum() + flat[even:].sum(dtype=torch.int64)
 
