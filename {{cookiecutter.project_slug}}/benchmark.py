@@ -61,8 +61,7 @@ def ways(devices: int, kind: str) -> list[Way]:
         Way("ddp, no exchange", devices, [], one, alone=True),
         Way("ddp, bf16 exchange", devices, ["--gradient-compression", "bf16"], one),
     ]
-    compiled = "ddp, compiled" if devices > 1 else "one device, compiled"
-    found.append(Way(compiled, devices, ["--compile"]))
+    found.append(Way("compiled", devices, ["--compile"]))
     for steps in ACCUMULATIONS:
         flags = ["--gradient-accumulation-steps", str(steps)]
         found.append(Way(f"ddp, accumulation {steps}", devices, flags, one))
@@ -150,7 +149,7 @@ def table(found: list[Way], metric: str) -> str:
 
 def advice(found: list[Way]) -> str:
     """What to use here, and the flags."""
-    names = ("one device", "dp", "ddp", "fsdp", "one device, compiled", "ddp, compiled")
+    names = ("one device", "dp", "ddp", "fsdp", "compiled")
     plain = [way for way in found if way.found and way.name in names]
     if not plain:
         return "Nothing ran: see the reasons in the table."

@@ -87,8 +87,9 @@ class TrainConfig:
         "ddp", "fsdp shards what does not fit a GPU; dp is for comparison", "ddp", "fsdp", "dp"
     )
     gradient_compression: str = opt(
-        "none", "rows: exact, of the words in use; bf16, fp16", "none", "rows", "bf16", "fp16"
-    )
+        "none", "for a slow network: rows (exact: of the words in use alone) or bf16",
+        "none", "rows", "bf16", "fp16",
+    )  # fmt: skip
     gradient_checkpointing: bool = opt(False, "less memory, about a third slower")
     compile: bool = opt(False, "torch.compile: slower start, then faster on GPUs")
     deterministic: bool = opt(False, "deterministic kernels alone: bit-for-bit runs on GPUs")

@@ -37,8 +37,8 @@ class Longest(NamedTuple):
 class Memory:
     """Forward and backward of micro-batches that may not fit.
 
-    With `--oom shrink` gradients are reduced when every rank has said
-    that it got through the step, not during backward: a rank that ran out could not take part.
+    With `--oom shrink` gradients are reduced when every rank has said that it got through the step,
+    not during backward: a rank that ran out could not take part.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class Memory:
         """With `--batch-size auto`: halve it until one of the longest rows fits, on every rank."""
         if not self.unknown:
             return
-        random = rng_state(device)
+        random, rows = rng_state(device), store.by_length()
         while True:
-            rows = store.by_length()[-self.plan.sizes.batch_size :]
+            rows = rows[-self.plan.sizes.batch_size :]
             batch = store[Longest(rows, np.ones(len(rows)))]
             inputs = {k: v.to(device) for k, v in batch.inputs.items()}
             ran_out = False
