@@ -1,4 +1,4 @@
-"""A BERT of some ten thousands of parameters, for tests: made in a second, trained in a few."""
+"""A BERT with random weights, for tests: made in a second, trained in a few."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,15 +9,19 @@ from transformers import BertConfig, BertForSequenceClassification
 from training.wordpiece import train_wordpiece
 
 
-def save_tiny(folder: Path, texts: Iterable[str]) -> Path:
-    """Make `folder`, as it would come from the hub, with a vocabulary for `texts`."""
+def save_tiny(folder: Path, texts: Iterable[str], **shape: int) -> Path:
+    """Make `folder`, as it would come from the hub, with a vocabulary for `texts`.
+
+    It has some ten thousands of parameters, if `shape` does not say otherwise.
+    """
     tokenizer = train_wordpiece(iter(texts))
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=48, max_position_embeddings=64,
-    )  # fmt: skip
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 48, "max_position_embeddings": 64,
+    }  # fmt: skip
+    config = BertConfig(vocab_size=len(tokenizer), **sizes | shape)
     torch.manual_seed(0)  # the same in every session
-    tokenizer.model_max_length = 64
+    tokenizer.model_max_length = config.max_position_embeddings
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
