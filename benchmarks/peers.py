@@ -390,10 +390,7 @@ def draw(results: list[tuple[Rows, dict[str, list[Measured]]]]) -> None:
     columns = [("samples/s", "samples", 1), ("peak memory, MiB", "peak", MIB),
                ("first step, s", "first", 1)]  # fmt: skip
     for line, (rows, found) in zip(grid, results, strict=True):
-        titles = [NAMES[name].title.partition(",")[0] for name in found]
-        titles = [
-            f"{t}, grouped" if n == "grouped" else t for n, t in zip(found, titles, strict=True)
-        ]
+        titles = [NAMES[name].title.replace(", ", "\n") for name in found]
         for axes, (title, key, unit) in zip(line, columns, strict=True):
             values = [[getattr(run, key) / unit for run in runs] for runs in found.values()]
             middles = [statistics.median(v) for v in values]

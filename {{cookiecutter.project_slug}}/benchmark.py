@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from training.config import PROJECT, UserError, batch_sizes
-from training.flags import parse_args
+from training.flags import load_config, parse_args
 
 ACCUMULATIONS = (2, 5, 10, 20)
 STEPS = 40  # of the usual global batch: how many rows each way learns from, by default
@@ -71,8 +71,12 @@ def ways(devices: int, kind: str) -> list[Way]:
 def run(way: Way, folder: Path, flags: list[str], rows: int) -> None:
     """Train on so many rows in this way; fill in `found`, or `why_not`."""
     name = way.name.replace(", ", "-").replace(" ", "-")
-    config = parse_args([*flags, *way.flags])
-    sizes = batch_sizes(config, way.ranks)
+    try:
+        config = load_config([*flags, *way.flags])
+        sizes = batch_sizes(config, way.ranks)
+    except UserError as error:
+        way.why_not = str(error)
+        return
     steps = max(2, rows // sizes.global_batch_size)
     script = folder / "alone.py"
     # Without any exchange: what that saves is what the exchange costs.

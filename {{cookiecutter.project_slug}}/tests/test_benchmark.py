@@ -49,6 +49,16 @@ def test_table_and_advice() -> None:
     assert benchmark.advice([Way("ddp", 2, why_not="failed")]).startswith("Nothing ran")
 
 
+def test_settings_that_a_way_cannot_have(tmp_path: Path) -> None:
+    """The user's flags may not go with one of the ways: its row says so, the others are run."""
+    way = Way("dp", 1, ["--strategy", "dp"])
+    benchmark.run(way, tmp_path, ["--train-file", "a", "--gradient-compression", "bf16"], 100)
+    assert "bf16 goes with strategy ddp or fsdp, not with dp" in way.why_not
+    way = Way("ddp, accumulation 5", 2, ["--gradient-accumulation-steps", "5"])
+    benchmark.run(way, tmp_path, ["--train-file", "a", "--global-batch-size", "64"], 100)
+    assert "global_batch_size 64 is not batch_size" in way.why_not
+
+
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path, tiny_model: Path, files: dict[str, Path]) -> None:
     """The real thing in one way: rates, memory, the metric after the rows; files; exit code 0."""

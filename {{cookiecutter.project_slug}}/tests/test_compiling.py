@@ -84,8 +84,3 @@ def test_compiled_run(ranks: Ranks, settings: Settings) -> None:
     assert 1 <= counts[-1] <= 8
     assert counts[-1] == counts[len(counts) // 2]  # the second epoch compiles nothing
     assert all("compilations" not in line for line in theirs)
-
-
-def test_dp_is_not_compiled(ranks: Ranks, settings: Settings) -> None:
-    with pytest.raises(Exception, match="--compile goes with --strategy ddp or fsdp"):
-        ranks.run(1, jobs.run, settings(strategy="dp", compile=True))

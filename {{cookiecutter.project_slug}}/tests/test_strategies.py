@@ -116,7 +116,13 @@ def test_rows_of_word_embeddings(ranks: Ranks, settings: Settings) -> None:
     assert 0.3 < share < 0.9  # the tiny model has few words that a batch does not have
 
 
-def test_rows_go_with_ddp_alone(ranks: Ranks, settings: Settings) -> None:
-    for strategy in ("fsdp", "dp"):
-        with pytest.raises(RankError, match="rows goes with --strategy ddp alone"):
-            ranks.run(1, jobs.run, settings(strategy=strategy, gradient_compression="rows"))
+def test_fsdp_in_fp16(ranks: Ranks, settings: Settings) -> None:
+    """As DDP in fp16: the loss scale too, which a step with an infinite gradient halves."""
+    found = []
+    for strategy in ("ddp", "fsdp"):
+        config = settings(run_name=strategy, strategy=strategy, precision="fp16", dropout=0.0)
+        ranks.run(2, jobs.run_with_bad_loss, config, "gradient", [3])
+        found.append([(x["loss"], x["grad_norm"], x["loss_scale"]) for x in lines_of(config)])
+    ddp, fsdp = (np.array(rows, float) for rows in found)
+    np.testing.assert_allclose(fsdp, ddp, rtol=0.01)
+    assert ddp[2, 2] == ddp[1, 2] / 2  # the scale

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from training.config import TrainConfig, UserError
+from training.config import TrainConfig
 from training.tokens import PART, TokenStore
 
 log = logging.getLogger("training")
@@ -52,9 +52,7 @@ class Compiler:
     """Compiles what a step calls, and counts how often. Without `--compile` it does nothing."""
 
     def __init__(self, config: TrainConfig, store: TokenStore) -> None:
-        """`store`: the training rows. Errors: UserError where PyTorch cannot compile."""
-        if config.compile and config.strategy == "dp":
-            raise UserError("--compile goes with --strategy ddp or fsdp, not with dp")
+        """`store`: the training rows."""
         self.lengths = choose_lengths(store) if config.compile else None
         self._compiled: set[str] = set()  # identities that PyTorch gives to compilations
 

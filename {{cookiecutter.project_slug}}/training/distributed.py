@@ -188,8 +188,6 @@ def wrap(
     """
     strategy = config.strategy
     half = HALF.get(config.gradient_compression)
-    if config.gradient_compression == "rows" and strategy != "ddp":
-        raise UserError("--gradient-compression rows goes with --strategy ddp alone")
     if strategy == "dp":
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     if strategy == "fsdp":

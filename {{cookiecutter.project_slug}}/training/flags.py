@@ -11,7 +11,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.config import AUTO, GROUPS, HUB, PATHS, PROJECT, TrainConfig, UserError, check, near
+from training.checks import check
+from training.config import AUTO, GROUPS, HUB, PATHS, PROJECT, TrainConfig, UserError, near
 
 # Names that users of other scripts try, for the hint.
 ALIASES = {

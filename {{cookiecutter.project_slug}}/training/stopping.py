@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training.config import seconds_of
+from training.checks import seconds_of
 from training.distributed import on_main
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
