@@ -30,9 +30,9 @@ import sys
 from training.flags import parse_args
 config = parse_args(sys.argv[1:])
 import train
-from training import distributed, process, replicas
-real = distributed.accumulating
-distributed.accumulating = lambda wrapped, model, ends_step: real(wrapped, model, {when})
+from training import memory, process, replicas
+real = memory.accumulating
+memory.accumulating = lambda wrapped, model, ends_step: real(wrapped, model, {when})
 replicas.check_replicas = lambda model: None
 process.run(train.main, config)
 """

@@ -60,6 +60,24 @@ def test_settings_that_a_way_cannot_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_gradients_are_exchanged_as_a_way_says(
+    tmp_path: Path, tiny_model: Path, files: dict[str, Path]
+) -> None:
+    """Without exchange each rank has the gradient of its own rows: another norm, the same loss."""
+    flags = ["--model", str(tiny_model), "--train-file", str(files["train"]), "--val-fraction", "0",
+             "--max-length", "48", "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
+    first = {}
+    for alone in (False, True):
+        way = Way(f"alone {alone}", 2, alone=alone)
+        benchmark.run(way, tmp_path, flags, 64)
+        assert not way.why_not
+        lines = (tmp_path / f"alone-{alone}" / "metrics.jsonl").read_text("utf-8").splitlines()
+        first[alone] = json.loads(lines[0])
+    assert first[True]["loss"] == first[False]["loss"]
+    assert abs(first[True]["grad_norm"] / first[False]["grad_norm"] - 1) > 0.01
+
+
+@pytest.mark.slow
 def test_it_runs(tmp_path: Path, tiny_model: Path, files: dict[str, Path]) -> None:
     """The real thing in one way: rates, memory, the metric after the rows; files; exit code 0."""
     command = [
