@@ -35,6 +35,27 @@ def test_the_arithmetic_is_the_document_s() -> None:
         assert f"\n\n{table}\n\n" in page
 
 
+def cells_of(lines: str, what: str = "") -> dict[str, list[str]]:
+    """Cells of Markdown tables by the first one, which may begin with a letter in brackets."""
+    rows = [line.strip("| ").split(" | ") for line in lines.splitlines() if what in line]
+    return {row[0].rpartition(") ")[2]: [cell.split(" ")[0] for cell in row[1:]] for row in rows}
+
+
+def test_the_rates_are_those_that_were_measured() -> None:
+    """The README's table has the medians of benchmarks/peers.md."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How fast")[2]
+    trec = (FOLDER / "peers.md").read_text(encoding="utf-8").split("\n## ")[1]
+    shown, rates = cells_of(page.split("\n\n")[2]), cells_of(trec.split("\n\n")[2])
+    ratios = cells_of(trec, "| samples/s |")
+    titles = [title for title in shown if title in rates and title != "system"]
+    assert len(titles) == 7
+    for title in titles:
+        rate, padding, *ratio = shown[title]
+        assert [rate, padding] == [rates[title][0], rates[title][2]]
+        if not title.startswith("ours"):
+            assert ratio[0] == ratios[title][1]
+
+
 @pytest.mark.slow
 def test_the_plan_is_simulated() -> None:
     """The functions that data.py and scaling.py run for a thousand ranks, here for four."""
