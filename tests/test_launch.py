@@ -122,6 +122,12 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wrapper
 
 
+def heed_signals() -> None:
+    """Tests in the background of a script are started with SIGINT ignored, by nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Launch:
     """`launch.sh` under way, called from another folder; its ranks tell of themselves in `out`."""
 
@@ -138,8 +144,7 @@ class Launch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            # Tests in the background of a script are started with SIGINT ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=heed_signals,
         )
 
     def told(self, name: str, ranks: int = 2) -> list[dict[str, Any]]:
