@@ -28,6 +28,7 @@ sys.path[:0] = [str(PROJECT), str(ROOT / "tests")]
 
 from benchmark import RUNNER  # noqa: E402
 from hosts import ADDRESSES, two_hosts  # noqa: E402
+from peers import middle  # noqa: E402
 from pretrained import installed  # noqa: E402
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -97,9 +98,8 @@ def rows_of(rate: str, found: list[Way]) -> list[str]:
     lines = []
     for way in found:
         saved = [x - y for x, y in zip(one.seconds, way.seconds, strict=True)]
-        low, high = min(way.seconds), max(way.seconds)
-        cells = [rate, way.title, f"{statistics.median(way.seconds):.3f} ({low:.3f} to {high:.3f})",
-                 f"{statistics.median(saved):.3f}", "", "", ""]  # fmt: skip
+        cells = [rate, way.title, middle(way.seconds, ".3f"), f"{statistics.median(saved):.3f}",
+                 "", "", ""]  # fmt: skip
         if way.accumulation > 1:
             most = [e * (1 - 1 / way.accumulation) for e in exchange]
             share = statistics.median(s / m for s, m in zip(saved, most, strict=True))
