@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import pretrained
+from peers import command
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
@@ -600,9 +601,7 @@ def as_markdown(name: str, lines: list[Line]) -> str:
                f"{torch.__version__}, transformers {transformers.__version__}")  # fmt: skip
     rows = "".join(f"| {what} | {value} | {target} | {words[met]} |\n"
                    for what, value, target, met in lines)  # fmt: skip
-    flags = ["FOLDER" if Path(flag).is_dir() else flag for flag in sys.argv[1:]]
-    command = " ".join(["python benchmarks/data.py", *flags])
-    return (f"## {name}\n{doc}\n\n    {command}\n\n{machine}.\n\n"
+    return (f"## {name}\n{doc}\n\n    {command()}\n\n{machine}.\n\n"
             f"| what | measured | target | met |\n|---|---|---|---|\n{rows}")  # fmt: skip
 
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import faults  # noqa: E402
+from peers import command  # noqa: E402
 
 
 def main() -> None:
@@ -61,10 +62,9 @@ def main() -> None:
             soak.append("went on, and ended with the weights, losses and curves of the whole run.")
             print(*soak, sep="\n")
     if arguments.write:
-        command = " ".join(["python", *sys.argv])
         for name, title, lines in (("faults", "Faults", table), ("soak", "Soak", soak)):
             if len(lines) > 2:
-                text = f"# {title}\n\nWritten by `{command}`.\n\n" + "\n".join(lines) + "\n"
+                text = f"# {title}\n\nWritten by `{command()}`.\n\n" + "\n".join(lines) + "\n"
                 (ROOT / "benchmarks" / f"{name}.md").write_text(text, encoding="utf-8")
 
 

@@ -370,12 +370,16 @@ def numbers_table(rows: Rows, options: argparse.Namespace) -> str:
     return "\n".join([*lines, "", ""])
 
 
+def command() -> str:
+    """What was asked for, as anybody can repeat it: the names of folders are the user's own."""
+    flags = ["FOLDER" if Path(flag).is_dir() else flag for flag in sys.argv[1:]]
+    return " ".join([f"python benchmarks/{Path(sys.argv[0]).name}", *flags])
+
+
 def heading() -> str:
     packages = ("torch", "transformers", "accelerate", "lightning")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    flags = ["FOLDER" if Path(flag).is_dir() else flag for flag in sys.argv[1:]]
-    command = " ".join(["python benchmarks/peers.py", *flags])
-    return (f"# Beside other ways to train: as measured\n\n    {command}\n\n"
+    return (f"# Beside other ways to train: as measured\n\n    {command()}\n\n"
             f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, {versions}. "
             f"{RANKS} processes with one thread each, {GLOBAL_BATCH} rows a step, fp32. A value is "
             "the median of the rounds, and in brackets the lowest and the highest; a ratio is the "

@@ -34,6 +34,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import benchmark  # noqa: E402
 from benchmark import Way  # noqa: E402
+from peers import command  # noqa: E402
 from tiny import save_tiny  # noqa: E402
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -389,7 +390,7 @@ def main() -> None:
         if options.write:
             write_page(parts)
         return
-    text = f"# How a run grows: as measured\n\n    {' '.join(['python', *sys.argv])}\n\n"
+    text = f"# How a run grows: as measured\n\n    {command()}\n\n"
     text += f"{os.cpu_count()} CPU cores. 32 rows a step; with accumulation, 16 times its steps.\n"
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)

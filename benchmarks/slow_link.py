@@ -28,7 +28,7 @@ sys.path[:0] = [str(PROJECT), str(ROOT / "tests")]
 
 from benchmark import RUNNER  # noqa: E402
 from hosts import ADDRESSES, two_hosts  # noqa: E402
-from peers import middle  # noqa: E402
+from peers import command, middle  # noqa: E402
 from pretrained import installed  # noqa: E402
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -137,10 +137,8 @@ def main() -> None:
             table += rows_of(rate, found)
     print("\n".join(table))
     if arguments.write:
-        flags = ["MODEL" if Path(flag).is_dir() else flag for flag in sys.argv[1:]]
-        command = " ".join(["python benchmarks/slow_link.py", *flags])
         text = (
-            f"# Accumulation over a slow network: as measured\n\n    {command}\n\n"
+            f"# Accumulation over a slow network: as measured\n\n    {command()}\n\n"
             f"{os.cpu_count()} CPU cores; two ranks, {BATCH} rows in a micro-batch of each. The "
             f"median of {arguments.rounds} rounds, the lowest and the highest. A share above 1 "
             "is what fewer steps of the optimizer save besides.\n\n"
