@@ -54,7 +54,7 @@ def tokenizer_of(folder: Path | str) -> Any:
 
 
 def settings(work: Path, *files: Path, **values: Any) -> Any:
-    from training.config import TrainConfig
+    from training.settings.config import TrainConfig
 
     return TrainConfig(
         train_file=tuple(map(str, files)), cache_dir=str(work / "cache"),
@@ -65,7 +65,7 @@ def settings(work: Path, *files: Path, **values: Any) -> Any:
 def rows_of(path: Path) -> list[tuple[str, str]]:
     """(text, label) of a file, as the project reads it."""
     import data
-    from training.config import TrainConfig
+    from training.settings.config import TrainConfig
 
     config = TrainConfig(train_file=(str(path),))
     rows = data.rows("train", config, "\n", data.ReadReport())
@@ -95,13 +95,13 @@ def middle(values: list[float], form: str = ".2f") -> str:
     return f"{statistics.median(values):{form}} ({low:{form}} to {high:{form}})"
 
 
-# -- tokenise ------------------------------------------------------------------------------------
+# -- tokenize ------------------------------------------------------------------------------------
 
 
-def tokenise(options: argparse.Namespace) -> list[Line]:
+def tokenize(options: argparse.Namespace) -> list[Line]:
     """From file to token store, against encode_batch on the same texts and threads."""
     import data
-    from training.tokenise import open_split
+    from training.dataset.build import open_split
 
     rng = random.Random(0)
     found = [text.split() for text, _ in rows_of(short_texts(options.data))]
@@ -225,14 +225,14 @@ def open_rows(work: str, path: str, model: str) -> Any:
     """The training rows of a file whose validation rows are split off."""
     import data
     from model import build_tokenizer
-    from training.tokenise import open_splits
+    from training.dataset.build import open_splits
 
     config = settings(Path(work), Path(path), model=model, val_fraction=0.01, max_length=64)
     return open_splits(config, data, build_tokenizer(config, iter(())))[0]
 
 
 def build(work: str, path: str, model: str) -> dict[str, float]:
-    for name in ("model", "training.tokenise"):  # what a run imports
+    for name in ("model", "training.tokenize"):  # what a run imports
         importlib.import_module(name)
     imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = timed(lambda: open_rows(work, path, model))
@@ -243,8 +243,8 @@ def build(work: str, path: str, model: str) -> dict[str, float]:
 def epoch(work: str, path: str, model: str) -> int:
     """All batches of an epoch, as train.py takes them."""
     from torch.utils.data import DataLoader
-    from training.config import BatchSizes
-    from training.sampler import BatchPlan
+    from training.settings.batch_sizes import BatchSizes
+    from training.step.batch_plan import BatchPlan
 
     store = open_rows(work, path, model)
     plan = BatchPlan(store, BatchSizes(1024, 256, 4), seed=0, num_replicas=1, rank=0)
@@ -345,8 +345,8 @@ class FakeRows:
 
 
 def plan_of(rows: int, global_batch: int, ranks: int) -> Any:
-    from training.config import BatchSizes
-    from training.sampler import BatchPlan
+    from training.settings.batch_sizes import BatchSizes
+    from training.step.batch_plan import BatchPlan
 
     micro = min(16, -(-global_batch // ranks))
     sizes = BatchSizes(global_batch, micro, -(-global_batch // (micro * ranks)))
@@ -426,7 +426,7 @@ def plan_cost(rows: str, global_batch: str, ranks: str, whole: str) -> dict[str,
 def imbalance(rows: str, global_batch: str, ranks: str) -> dict[str, float]:
     """How far apart the padded tokens of ranks are that work at the same time."""
     import numpy as np
-    from training.sampler import shuffled
+    from training.step.batch_plan import shuffled
 
     plan = plan_of(int(rows), int(global_batch), int(ranks))
     size = int(global_batch)
@@ -466,9 +466,9 @@ def loading(options: argparse.Namespace) -> list[Line]:
     import data
     import torch
     from torch.utils.data import DataLoader
-    from training.config import BatchSizes
-    from training.sampler import BatchPlan
-    from training.tokenise import open_split
+    from training.dataset.build import open_split
+    from training.settings.batch_sizes import BatchSizes
+    from training.step.batch_plan import BatchPlan
     from transformers import DataCollatorWithPadding
 
     torch.set_num_threads(1)
@@ -534,7 +534,7 @@ def rate(loader: Any, epochs: int) -> float:
 
 
 def start(options: argparse.Namespace) -> list[Line]:
-    """From the command to the first step, on rows that are tokenised already."""
+    """From the command to the first step, on rows that are tokenized already."""
     path, model = short_texts(options.data), pretrained.needed()
     bare = [
         sys.executable, "-c",
@@ -548,7 +548,7 @@ def start(options: argparse.Namespace) -> list[Line]:
         "--val-fraction", "0", "--max-steps", "1", "--log-every", "1", "--cache-dir",
         str(options.work / "cache"), "--runs-dir", str(options.work / "runs"),
     ]  # fmt: skip
-    list(reached(ours, ["training to step"]))  # tokenises
+    list(reached(ours, ["training to step"]))  # tokenizes
     found: dict[str, list[float]] = {"bare": [], "ready": [], "step": []}
     for _ in range(options.rounds):
         found["bare"] += reached(bare, ["loaded"])
@@ -583,7 +583,7 @@ def reached(command: list[str], marks: list[str]) -> list[float]:
 
 # -- the command ---------------------------------------------------------------------------------
 
-BENCHMARKS = {"tokenise": tokenise, "memory": memory, "plan": plan, "loading": loading,
+BENCHMARKS = {"tokenize": tokenize, "memory": memory, "plan": plan, "loading": loading,
               "start": start}  # fmt: skip
 CHILDREN: dict[str, Callable[..., Any]] = {
     "tiny_model": tiny_model, "build": build, "epoch": epoch, "plan_cost": plan_cost,

@@ -29,14 +29,14 @@ import transformers  # noqa: E402
 from pretrained import installed  # noqa: E402
 from ranks import Ranks  # noqa: E402
 from tiny import save_tiny  # noqa: E402
-from training.config import TrainConfig  # noqa: E402
+from training.settings.config import TrainConfig  # noqa: E402
 
 
 def step_times(config: TrainConfig, agree: bool) -> float:
     """Seconds of a step, on average, after the first twenty. On every rank."""
     import train
     from jobs import Patch, run
-    from training import stopping
+    from training.launch import signals as stopping
 
     times: list[float] = []
     clipped = train.clip_grad_norm_
@@ -58,8 +58,8 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     """For each round, seconds of: the wait for a save in the background, that save to its end, and
     a plain `torch.save` of the weights and the optimizer's state."""
     import torch
-    from training.optimizer import build_optimizer
-    from training.saving import Saver
+    from training.checkpoint.saver import Saver
+    from training.step.optimizer import build_optimizer
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = AutoModelForSequenceClassification.from_pretrained(config.model)

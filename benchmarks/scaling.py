@@ -154,7 +154,7 @@ def agreement(times: int) -> float:
     """Seconds of one all-reduce of two numbers over gloo. On every rank."""
     import torch
     import torch.distributed as dist
-    from training import distributed
+    from training.distributed import ranks as distributed
 
     distributed.setup(60.0)
     flags, found = torch.zeros(2, dtype=torch.int32), []
@@ -169,10 +169,10 @@ def batch_seconds(config: Any, times: int) -> float:
     """Seconds until a micro-batch is ready in memory."""
     import data
     from model import build_tokenizer
-    from training import distributed
-    from training.config import batch_sizes
-    from training.sampler import BatchPlan
-    from training.tokenise import open_splits, prepare_tokenizer
+    from training.dataset.build import open_splits, prepare_tokenizer
+    from training.distributed import ranks as distributed
+    from training.settings.batch_sizes import batch_sizes
+    from training.step.batch_plan import BatchPlan
 
     distributed.setup(60.0)
     train = open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))[0]
@@ -190,7 +190,7 @@ def measure_parts(work: Path) -> dict[str, Any]:
     import overhead
     import scaling  # as the rank processes import it
     from ranks import Ranks
-    from training.config import TrainConfig
+    from training.settings.config import TrainConfig
     from transformers import AutoModelForSequenceClassification
 
     found: dict[str, Any] = {"plan": {}}
@@ -259,7 +259,7 @@ def step(
     parts: dict[str, Any], gpus: int, network: float, accumulation: int = 1, sent: int = 4
 ) -> Step:
     """`network`: bytes a second of a machine; `sent`: bytes for each gradient."""
-    from training.stopping import RANKS_AT_ONCE
+    from training.launch.signals import RANKS_AT_ONCE
 
     compute = accumulation * ROWS * TOKENS * 6 * COMPUTED / (GPU_FLOPS * UTILISATION)
     slowest = NVLINK if gpus <= 8 else network

@@ -65,7 +65,7 @@ def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: i
     processes = []
     for rank, host in enumerate(names):
         launch = f"--nnodes 2 --node-rank {rank} --master-addr {ADDRESSES[0]} --nproc-per-node 1"
-        command = [sys.executable, "-P", "-m", "training.launch", *launch.split()]
+        command = [sys.executable, "-P", "-m", "training.launch.launcher", *launch.split()]
         command += [str(script)] if way.rule else [str(PROJECT / "train.py")]
         command += [
             "--model", model, "--train-file", str(PROJECT / "sample" / "train.tsv"),

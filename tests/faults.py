@@ -479,7 +479,7 @@ def asked_in_evaluation(lab: Lab, name: str) -> int:
 
 def asked_while_tokenising(lab: Lab, name: str) -> int:
     run = Run(lab, name, f"--cache-dir={lab.folder}/cache-{name}", fault="slow rows:0:0")
-    run.until(lambda: "tokenising train rows" in run.text())
+    run.until(lambda: "tokenizing train rows" in run.text())
     began = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
     assert run.end(30) == 128 + signal.SIGTERM, run.text()
@@ -732,7 +732,7 @@ FAULTS: dict[tuple[str, str], Callable[[Lab, str], int]] = {
     ("SIGTERM to all ranks", "in a step"): asked(SIGTERM, "all ranks"),
     ("SIGINT twice", "in a step"): asked_twice,
     ("SIGUSR1 to the launcher", "in an evaluation"): asked_in_evaluation,
-    ("SIGTERM to the launcher", "while tokenising"): asked_while_tokenising,
+    ("SIGTERM to the launcher", "while tokenizing"): asked_while_tokenising,
     ("SIGUSR1 to one rank", "while importing"): asked_while_importing,
     ("Python error on a rank", "in a step"): error_on_a_rank,
     ("out of memory on a rank", "in a step"): memory_runs_out,
@@ -755,7 +755,7 @@ FAULTS: dict[tuple[str, str], Callable[[Lab, str], int]] = {
 
 
 # Done by the benchmark alone: the project's own tests (test_survival.py and others) do the same to
-# ranks in less time, or another fault of this file is near.
+# ranks in less time, or another fault of this file is did_you_mean.
 ALSO_ELSEWHERE = (
     "endless loop on a rank", "disk read-only", "umask 0",
     "run folder removed", "checkpoint truncated", "checkpoint with a bit flipped",

@@ -144,7 +144,7 @@ def test_one_launcher_per_node(project: Path, slurm: Path, tmp_path: Path) -> No
     assert (job.notes / "scontrol").read_text() == "show hostnames node-[a7,b1-b2]\n"
     for node in range(3):
         assert job.note(f"launcher-{node}.json") == [
-            "-P", "-m", "training.launch", str(project / "train.py"),
+            "-P", "-m", "training.launch.launcher", str(project / "train.py"),
             "--nnodes=3", f"--node-rank={node}", "--master-addr=node-a7", "--master-port=23457",
             "--epochs", "2", "--text-column", "two words",
             "--runs-dir", str(tmp_path / "a" / "runs"), "--run-name", "slurm-123457",

@@ -19,8 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from training.config import PROJECT, UserError, batch_sizes
-from training.flags import load_config, parse_args
+from training.settings.batch_sizes import batch_sizes
+from training.settings.config import PROJECT
+from training.settings.errors import UserError
+from training.settings.flags import load_config, parse_args
 
 ACCUMULATIONS = (2, 5, 10, 20)
 STEPS = 40  # of the usual global batch: how many rows each way learns from, by default
@@ -31,8 +33,8 @@ from training.flags import parse_args
 config = parse_args(sys.argv[1:])
 import train
 from training import memory, process, replicas
-real = memory.accumulating
-memory.accumulating = lambda wrapped, model, ends_step: real(wrapped, model, {when})
+real = memory.gradient_sync
+memory.gradient_sync = lambda wrapped, model, ends_step: real(wrapped, model, {when})
 replicas.check_replicas = lambda model: None
 process.run(train.main, config)
 """
@@ -82,7 +84,7 @@ def run(way: Way, folder: Path, flags: list[str], rows: int) -> None:
     # Without any exchange: what that saves is what the exchange costs.
     script.write_text(RUNNER.format(when=False), encoding="utf-8")
     command = [
-        sys.executable, "-P", "-m", "training.launch", "--nproc-per-node", str(way.ranks),
+        sys.executable, "-P", "-m", "training.launch.launcher", "--nproc-per-node", str(way.ranks),
         str(script if way.alone else PROJECT / "train.py"), *flags, *way.flags,
         "--runs-dir", str(folder), "--run-name", name, "--max-steps", str(steps), "--log-every",
         "1", "--evals-per-epoch", "0", "--save-every", "0", "--early-stopping-patience", "0",
@@ -198,7 +200,7 @@ def main() -> None:
     config = parse_args(flags)
     import torch
 
-    from training.launch import default_ranks
+    from training.launch.launcher import default_ranks
 
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     devices, kind = default_ranks(), getattr(kind, "type", "cpu")

@@ -1,6 +1,6 @@
 """Where rows come from. EDIT ME to read something other than files with a text and a label column.
 
-`rows` yields the rows of a split. They are tokenised once and kept, so it may be slow. Nothing here
+`rows` yields the rows of a split. They are tokenized once and kept, so it may be slow. Nothing here
 knows of ranks: the rows are read by one process, and every rank sees the same.
 
     python data.py --report [FOLDER] [train.py flags]    # what is in the rows: text and a picture
@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from training.config import HUB, TrainConfig
-from training.hub import HubSplit, hub_split
-from training.readers import ReadOptions, ReadReport, Row, expand_files, read_rows
+from training.dataset.hub import HubSplit, hub_split
+from training.dataset.readers import ReadOptions, ReadReport, Row, expand_files, read_rows
+from training.settings.config import HUB, TrainConfig
 
 
 def rows(split: str, config: TrainConfig, separator: str, report: ReadReport) -> Iterator[Row]:
@@ -58,6 +58,6 @@ def fingerprint(split: str, config: TrainConfig) -> str:
 
 
 if __name__ == "__main__":
-    from training.report import main
+    from training.tracking.data_report import main
 
     main()

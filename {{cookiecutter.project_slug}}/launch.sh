@@ -26,7 +26,7 @@ for python in "${candidates[@]}"; do
   if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     # -P: what lies in the caller's folder shadows no module of ours. `exec`: signals reach Python.
     export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
-    exec "$python" -P -m training.launch "$here/train.py" "$@"
+    exec "$python" -P -m training.launch.launcher "$here/train.py" "$@"
   fi
 done
 echo "launch.sh: no Python 3.11 or newer (tried ${candidates[*]}); PYTHON=... ./launch.sh names one" >&2

@@ -22,8 +22,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from training.config import FROM_SCRATCH, TrainConfig, UserError
-from training.wordpiece import train_wordpiece
+from training.dataset.wordpiece import train_wordpiece
+from training.settings.config import FROM_SCRATCH, TrainConfig
+from training.settings.errors import UserError
 
 log = logging.getLogger("training")
 

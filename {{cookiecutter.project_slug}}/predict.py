@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from training.config import UserError
+from training.settings.errors import UserError
 
 CHUNK = 4096  # rows held at a time; within them, texts of like length share a batch
 
@@ -84,7 +84,7 @@ class Classifier:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
-        from training.encoding import Encoder
+        from training.dataset.tokenizer import Encoder
 
         logging.disable_progress_bar()
         self.batch_size = batch_size
@@ -101,8 +101,8 @@ class Classifier:
     def read(self, arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         """The texts of --input, in its order. A row without a text is an error: the rows of the
         output are those of the input."""
-        from training.readers import ReadOptions, ReadReport, expand_files, read_rows
-        from training.tokenise import separator_of
+        from training.dataset.build import separator_of
+        from training.dataset.readers import ReadOptions, ReadReport, expand_files, read_rows
 
         options = ReadOptions(
             text_columns=tuple(arguments.text_column or self.settings.get("text_column", ["text"])),
@@ -132,7 +132,7 @@ class Classifier:
         import numpy as np
         import torch
 
-        from training.evaluation import probabilities
+        from training.step.evaluation import probabilities
 
         types = {"token_type_ids"} & set(self.tokenizer.model_input_names)
         paired = [pair or "" for pair in pairs] if any(p is not None for p in pairs) else None

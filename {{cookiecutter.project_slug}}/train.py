@@ -9,7 +9,7 @@ Ranks, micro-batches and accumulation are only ways to compute a global batch: t
 
 import gc
 
-from training.flags import parse_args
+from training.settings.flags import parse_args
 
 if __name__ == "__main__":
     CONFIG = parse_args()  # before the slow imports: --help and a mistyped flag answer at once
@@ -27,26 +27,39 @@ from torch.utils.data import DataLoader
 
 import data
 from model import build_model, build_tokenizer, loss_per_row, read_weights
-from training import distributed, process, replicas, runs, state, watch
-from training.compiling import Compiler
-from training.config import TrainConfig, batch_sizes
-from training.distributed import gather, is_main, on_main
-from training.evaluation import evaluate
-from training.loss import WithLoss
-from training.memory import Memory
-from training.meter import Meter, RunningLoss
-from training.optimizer import Schedule, build_optimizer, learning_rates
-from training.results import describe_data, describe_model, describe_step, finish, keep_bad_rows
-from training.rng import seed_everything
-from training.sampler import BatchPlan
-from training.saving import Saver
-from training.sharding import load_everywhere, plain, whole
-from training.skipping import SkippedSteps, step_if_finite
-from training.speed import flops_per_token, peak_flops, peak_memory
-from training.stopping import Interrupted, StopRequest
-from training.tokenise import open_splits, prepare_tokenizer
-from training.tracking import Tracker, start_console
-from training.weights import row_weight
+from training.checkpoint import run_folder as runs
+from training.checkpoint import state
+from training.checkpoint.rng import seed_everything
+from training.checkpoint.saver import Saver
+from training.dataset.build import open_splits, prepare_tokenizer
+from training.distributed import ranks as distributed
+from training.distributed import replicas, watchdog
+from training.distributed import wrap as wrap_module
+from training.distributed.full_state import load_everywhere, plain, whole
+from training.distributed.ranks import gather, is_main, on_main
+from training.distributed.wrap import num_replicas
+from training.launch import worker as process
+from training.launch.signals import Interrupted, StopRequest
+from training.settings.batch_sizes import batch_sizes
+from training.settings.config import TrainConfig
+from training.step.batch_plan import BatchPlan
+from training.step.batch_size import Memory
+from training.step.compile import Compiler
+from training.step.evaluation import evaluate
+from training.step.loss import WithLoss
+from training.step.optimizer import Schedule, build_optimizer, learning_rates
+from training.step.weights import row_weight
+from training.tracking.results import (
+    describe_data,
+    describe_model,
+    describe_step,
+    finish,
+    keep_bad_rows,
+)
+from training.tracking.skipped_steps import SkippedSteps, step_if_finite
+from training.tracking.speed import flops_per_token, peak_flops, peak_memory
+from training.tracking.throughput import Meter, RunningLoss
+from training.tracking.tracker import Tracker, start_console
 
 log = logging.getLogger("training")
 
@@ -57,7 +70,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     stop = StopRequest(config.max_time)
     start_console(is_main())
     run, source = on_main(lambda: runs.choose(config))
-    copies = distributed.copies(config.strategy)
+    copies = num_replicas(config.strategy)
     sizes = batch_sizes(config, world_size, copies)
     describe_step(sizes, device)
 
@@ -65,7 +78,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
     train, val, test = open_splits(config, data, tokenizer)
     splits = {"train": train, "val": val, "test": test}
-    distributed.same_everywhere([s and s.folder.name for s in splits.values()], "the data")
+    distributed.check_same_on_all_ranks([s and s.folder.name for s in splits.values()], "the data")
     describe_data(splits, config.max_length)
     compiler = Compiler(config, train)
     plan = BatchPlan(train, sizes, seed=config.seed, group_by_length=config.group_by_length,
@@ -90,12 +103,12 @@ def main(config: TrainConfig, device: torch.device) -> None:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     describe_model(model)
-    autocast = distributed.autocast(device, config.precision)
+    autocast = wrap_module.autocast(device, config.precision)
     if source is not None:
         load_everywhere(model, lambda: read_weights(model, source))
     with_loss = WithLoss(model, loss_per_row, len(train.labels), config.label_smoothing, autocast)
     compiler.compile(with_loss)
-    wrapped = distributed.wrap(model, with_loss, device, config)
+    wrapped = wrap_module.wrap(model, with_loss, device, config)
     optimizer = build_optimizer(model, config)
     schedule = Schedule(optimizer, config.schedule, total_steps, config.warmup_ratio)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
@@ -109,7 +122,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     parts: dict[str, state.Part] = {
         "optimizer": optimizer, "schedule": schedule, "scaler": scaler, "skipped": skipped,
     }  # fmt: skip
-    learned = config.what_is_learned() | {
+    learned = config.resume_settings() | {
         "global_batch_size": sizes.global_batch_size, "total_steps": total_steps,
         "data": [train.folder.name, val and val.folder.name],
     }  # fmt: skip
@@ -142,7 +155,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         return best
 
     def save(best: bool) -> None:
-        watch.at("saving", at.step)
+        watchdog.report("saving", at.step)
         weights = whole(model.state_dict())
         content = state.collect(at, parts, loss_sum, learned)
         last = stopped or early or at.step >= total_steps
@@ -161,7 +174,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     # -- training --------------------------------------------------------------------------------
     log.info("training to step %d, %d in an epoch; %s", total_steps, plan.steps_per_epoch, run)
     tracker.start_bar(total_steps, at.step)
-    early = at.gave_up(config.early_stopping_patience)
+    early = at.should_stop_early(config.early_stopping_patience)
     model.train()
     meter.reset()
     while at.step < total_steps and not stopped and not early:
@@ -171,7 +184,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
             inputs = {k: v.to(device, non_blocking=True) for k, v in batch.inputs.items()}
             labels = batch.labels.to(device, non_blocking=True)
             weight = batch.weight.to(device, non_blocking=True)  # (batch,)
-            watch.at("training", at.step + 1, inputs["input_ids"].shape)
+            watchdog.report("training", at.step + 1, inputs["input_ids"].shape)
             with memory.trying(micro.ends_step):
                 loss = wrapped(inputs, labels, weight).sum()  # one from each copy of the model
                 # DDP averages over ranks; this makes it the mean over the whole global batch.
@@ -219,7 +232,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                         best, at.evaluation_due = validate(), False
                     except Interrupted:
                         stopped = True
-                early = at.gave_up(config.early_stopping_patience)
+                early = at.should_stop_early(config.early_stopping_patience)
                 save(best)
             if stopped or early or at.step >= total_steps:
                 break

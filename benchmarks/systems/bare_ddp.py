@@ -23,7 +23,7 @@ asked = probe.asked
 
 
 def global_batches(tokenizer: Any) -> list[list[dict[str, Any]]]:
-    """Tokenised rows, a list for each step, from short to long."""
+    """Tokenized rows, a list for each step, from short to long."""
     lines = Path(asked.train).read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]
     encoded = tokenizer([r["text"] for r in found], truncation=True, max_length=asked.max_length)

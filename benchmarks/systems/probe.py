@@ -103,7 +103,7 @@ def build_tokenizer(asked: SimpleNamespace) -> Any:
 
 
 def build_rows(asked: SimpleNamespace, tokenizer: Any) -> Any:
-    """Tokenised rows, not padded: a `datasets.DatasetDict` of train and val."""
+    """Tokenized rows, not padded: a `datasets.DatasetDict` of train and val."""
     from datasets import load_dataset
 
     ids = {label: i for i, label in enumerate(asked.labels)}

@@ -11,7 +11,8 @@ if "PEERS" in os.environ and "RANK" in os.environ:
 
     gc.disable()  # as train.py does before it imports the same
     from probe import Probe
-    from training import distributed, evaluation
+    from training.distributed import ranks as distributed
+    from training.step import evaluation
 
     probe = Probe()
     wrapped, evaluated = distributed.wrap, evaluation.evaluate

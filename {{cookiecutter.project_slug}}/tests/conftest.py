@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ranks import Ranks
 
-from training.config import TrainConfig
+from training.settings.config import TrainConfig
 
 WORDS = {
     "animal": "cat dog horse cow sheep goat mouse fox wolf bear".split(),

@@ -18,20 +18,25 @@ import torch
 import data
 import train
 from model import build_model, build_tokenizer, loss_per_row
-from training import distributed, runs, stopping, watch
-from training.config import TrainConfig, batch_sizes
-from training.evaluation import compute_metrics, gather_logits
-from training.rng import seed_everything
-from training.sampler import BatchPlan
-from training.tokenise import open_splits, prepare_tokenizer
-from training.tracking import Tracker
-from training.weights import row_weight
+from training.checkpoint import run_folder as runs
+from training.checkpoint.rng import seed_everything
+from training.dataset.build import open_splits, prepare_tokenizer
+from training.distributed import ranks as distributed
+from training.distributed import watchdog
+from training.distributed import wrap as wrap_module
+from training.launch import signals as stopping
+from training.settings.batch_sizes import batch_sizes
+from training.settings.config import TrainConfig
+from training.step.batch_plan import BatchPlan
+from training.step.evaluation import compute_metrics, gather_logits
+from training.step.weights import row_weight
+from training.tracking.tracker import Tracker
 
 TIMEOUT = 20.0  # of a collective: a hang becomes an exception
 
 
 def run(config: TrainConfig) -> None:
-    watch.at(watch.START)  # these processes have had other runs
+    watchdog.report(watchdog.START)  # these processes have had other runs
     try:
         train.main(config, distributed.setup(TIMEOUT)[0])
     finally:
@@ -63,7 +68,7 @@ def run_stopped_at(config: TrainConfig, step: int) -> None:
     """A run in which all ranks agree to stop after `step`."""
 
     def agreed(self: Any, error: Any = None) -> bool:
-        return watch.now[:2] == ("training", step)
+        return watchdog.position[:2] == ("training", step)
 
     with Patch(stopping.StopRequest, "agreed", agreed):
         run(config)
@@ -102,15 +107,15 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
         calls.append(0)
         return clipped(*args)
 
-    wrapped, clipped = distributed.wrap, train.clip_grad_norm_
-    with Patch(distributed, "wrap", wrap), Patch(train, "clip_grad_norm_", clip):
+    wrapped, clipped = wrap_module.wrap, train.clip_grad_norm_
+    with Patch(wrap_module, "wrap", wrap), Patch(train, "clip_grad_norm_", clip):
         run(config)
     return calls[:-1]
 
 
 def share_reduced(config: TrainConfig) -> float:
     """Bytes of gradients that a hook reduced, as a share of all there were."""
-    reduce, wrap = torch.distributed.all_reduce, distributed.wrap
+    reduce, wrap = torch.distributed.all_reduce, wrap_module.wrap
     sent, whole = [0], [0]
 
     def counting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +128,7 @@ def share_reduced(config: TrainConfig) -> float:
 
     with (
         Patch(torch.distributed, "all_reduce", counting),
-        Patch(distributed, "wrap", wrapping),
+        Patch(wrap_module, "wrap", wrapping),
     ):
         run(config)
     assert config.max_steps is not None
@@ -228,7 +233,7 @@ def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: in
 
     def loss(logits: Any, *args: Any) -> torch.Tensor:
         losses = loss_per_row(logits, *args)
-        if torch.distributed.get_rank() != 1 or watch.now.step not in steps:
+        if torch.distributed.get_rank() != 1 or watchdog.position.step not in steps:
             return losses
         if kind == "loss":
             return losses + torch.inf  # its gradient alone is finite
@@ -242,7 +247,7 @@ def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int)
     """A run in which, from `step` on, one rank's memory holds no more than so many rows."""
 
     def loss(logits: Any, *args: Any) -> torch.Tensor:
-        due = torch.distributed.get_rank() == rank and watch.now.step >= step
+        due = torch.distributed.get_rank() == rank and watchdog.position.step >= step
         if due and len(logits) > rows:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return loss_per_row(logits, *args)
@@ -256,7 +261,7 @@ def run_with_broken_evaluation(config: TrainConfig) -> None:
 
     def evaluate(*args: Any, **options: Any) -> Any:
         result = evaluated(*args, **options)
-        if watch.now.phase != "training" and result.metrics:
+        if watchdog.position.phase != "training" and result.metrics:
             result.metrics["loss"] = float("nan")
         return result
 
@@ -269,7 +274,7 @@ def run_stopped_in(config: TrainConfig, phase: str, batch: int = 1) -> None:
     """A run in which all ranks agree to stop when an evaluation has come to `batch`."""
 
     def agreed(self: Any, error: Any = None) -> bool:
-        return watch.now.phase == phase and watch.now.step >= batch
+        return watchdog.position.phase == phase and watchdog.position.step >= batch
 
     with Patch(stopping.StopRequest, "agreed", agreed):
         run(config)
@@ -290,7 +295,7 @@ def run_and_lose_folder(config: TrainConfig, step: int) -> None:
     """A run whose folder is removed while it trains."""
 
     def advance(self: Any) -> None:
-        if torch.distributed.get_rank() == 0 and watch.now.step == step:
+        if torch.distributed.get_rank() == 0 and watchdog.position.step == step:
             shutil.rmtree(Path(config.runs_dir) / str(config.run_name))
 
     with Patch(Tracker, "advance", advance):
@@ -334,8 +339,8 @@ def dropout_and_weights(config: TrainConfig) -> tuple[list[float], Any, list[str
         kept["mask"] = torch.nn.functional.dropout(torch.ones(64)).tolist()
         return made(*args)
 
-    wrapped, made = distributed.wrap, train.Saver
-    with Patch(distributed, "wrap", wrap), Patch(train, "Saver", saver):
+    wrapped, made = wrap_module.wrap, train.Saver
+    with Patch(wrap_module, "wrap", wrap), Patch(train, "Saver", saver):
         run(config)
     return kept["mask"], kept["first"], kept["labels"]
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import make_rows, write_tsv
 from ranks import RankError, Ranks
 
-from training.config import TrainConfig
+from training.settings.config import TrainConfig
 
 Settings = Callable[..., TrainConfig]
 

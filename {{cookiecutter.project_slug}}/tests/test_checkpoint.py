@@ -13,8 +13,9 @@ import torch
 from conftest import lines_of
 from ranks import RankError, Ranks
 
-from training import checkpoint
-from training.config import TrainConfig, UserError
+from training.checkpoint import checkpoint
+from training.settings.config import TrainConfig
+from training.settings.errors import UserError
 
 Settings = Callable[..., TrainConfig]
 

@@ -13,8 +13,8 @@ from conftest import lines_of
 from ranks import Ranks
 from test_sampler import Rows, make_plan
 
-from training.compiling import choose_lengths
-from training.config import TrainConfig
+from training.settings.config import TrainConfig
+from training.step.compile import choose_lengths
 
 Settings = Callable[..., TrainConfig]
 

@@ -10,8 +10,8 @@ from conftest import make_rows, write_tsv
 from ranks import Ranks
 from sklearn import metrics as sk
 
-from training.config import TrainConfig
-from training.evaluation import compute_metrics, predictions, probabilities, row_losses
+from training.settings.config import TrainConfig
+from training.step.evaluation import compute_metrics, predictions, probabilities, row_losses
 
 Settings = Callable[..., TrainConfig]
 

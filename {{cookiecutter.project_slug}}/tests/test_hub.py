@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 import data
-from training import hub
-from training.config import TrainConfig, UserError
-from training.flags import load_config
-from training.readers import ReadReport, Row
+from training.dataset import hub
+from training.dataset.readers import ReadReport, Row
+from training.settings.config import TrainConfig
+from training.settings.errors import UserError
+from training.settings.flags import load_config
 
 Load = Callable[..., list[Any]]
 CLASSES = SimpleNamespace(names=["neg", "pos"])

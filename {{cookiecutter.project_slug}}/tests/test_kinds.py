@@ -16,8 +16,8 @@ from test_predict import predict
 from transformers import AutoTokenizer
 
 import data
-from training.config import TrainConfig
-from training.tokenise import open_splits
+from training.dataset.build import open_splits
+from training.settings.config import TrainConfig
 
 Settings = Callable[..., TrainConfig]
 

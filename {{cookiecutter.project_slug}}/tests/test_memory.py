@@ -10,7 +10,7 @@ import pytest
 from conftest import lines_of
 from ranks import RankError, Ranks
 
-from training.config import AUTO, TrainConfig
+from training.settings.config import AUTO, TrainConfig
 
 Settings = Callable[..., TrainConfig]
 

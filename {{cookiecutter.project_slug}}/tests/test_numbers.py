@@ -12,8 +12,8 @@ import torch
 from conftest import lines_of
 from ranks import RankError, Ranks
 
-from training import replicas
-from training.config import TrainConfig
+from training.distributed import replicas
+from training.settings.config import TrainConfig
 
 # (ranks, most rows in a forward): 32 is 1 x 32, 2 x 16, 2 x 2 x 8, 4 x 4 x 2; 3 does not divide it
 LAYOUTS = [(1, 32), (2, 16), (2, 8), (3, 16), (3, 4), (4, 2)]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.config import TrainConfig
-from training.optimizer import PLATEAU_FACTOR, Schedule, build_optimizer, learning_rates
+from training.settings.config import TrainConfig
+from training.step.optimizer import PLATEAU_FACTOR, Schedule, build_optimizer, learning_rates
 
 
 def make(kind: str, total: int = 20, warmup: float = 0.2) -> Schedule:

@@ -12,7 +12,7 @@ import pytest
 from conftest import make_rows, write_tsv
 from ranks import Ranks
 
-from training.config import TrainConfig
+from training.settings.config import TrainConfig
 
 PROJECT = Path(__file__).resolve().parent.parent
 Settings = Callable[..., TrainConfig]

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from training.config import UserError
-from training.readers import BadRow, ReadOptions, ReadReport, Row, expand_files
-from training.readers import read_rows as read_files
+from training.dataset.readers import BadRow, ReadOptions, ReadReport, Row, expand_files
+from training.dataset.readers import read_rows as read_files
+from training.settings.errors import UserError
 
 Pairs = list[tuple[str, str]]
 OPTIONS = ReadOptions()
@@ -302,7 +302,7 @@ def test_a_huge_field_is_read_and_an_endless_one_refused(
 ) -> None:
     long = "x" * 300_000
     assert pairs(write("a.csv", csv_text([(long, "1")]))) == [(long, "1")]
-    monkeypatch.setattr("training.formats.FIELD_LIMIT", 1000)
+    monkeypatch.setattr("training.dataset.formats.FIELD_LIMIT", 1000)
     assert "is endless" in error(write("b.csv", csv_text([("a", "1"), (long, "1")])))
 
 
@@ -659,7 +659,7 @@ def test_content_of_bad_rows_is_short_and_on_one_line(write: Write) -> None:
 def test_every_open_names_its_encoding(write: Write) -> None:
     path = write("a.csv", "text,label\na,x\n")
     code = (
-        "import sys; from pathlib import Path; from training.readers import *; "
+        "import sys; from pathlib import Path; from training.dataset.readers import *; "
         "print(list(read_rows([Path(sys.argv[1])], ReadOptions(), ReadReport())))"
     )
     command = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning"]

@@ -15,11 +15,14 @@ from transformers import AutoTokenizer
 
 import data
 from model import build_tokenizer
-from training import report, results, texts
-from training.config import TrainConfig, batch_sizes
-from training.sampler import BatchPlan
-from training.tokenise import open_splits, prepare_tokenizer
-from training.tokens import TokenStore
+from training.dataset import duplicates as texts
+from training.dataset.build import open_splits, prepare_tokenizer
+from training.dataset.token_store import TokenStore
+from training.settings.batch_sizes import batch_sizes
+from training.settings.config import TrainConfig
+from training.step.batch_plan import BatchPlan
+from training.tracking import data_report as report
+from training.tracking import results
 
 Settings = Callable[..., TrainConfig]
 Rows = list[tuple[str, str]]

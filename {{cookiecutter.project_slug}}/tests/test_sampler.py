@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from training.config import BatchSizes
-from training.sampler import WINDOW, BatchPlan, shuffled
+from training.settings.batch_sizes import BatchSizes
+from training.step.batch_plan import WINDOW, BatchPlan, shuffled
 
 
 class Rows:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from training.config import AUTO, GROUPS, NEUTRAL, PATHS, TrainConfig, UserError, batch_sizes
-from training.flags import PROJECT, load_config, parse_args
+from training.settings.batch_sizes import batch_sizes
+from training.settings.config import AUTO, GROUPS, NEUTRAL, PATHS, TrainConfig
+from training.settings.errors import UserError
+from training.settings.flags import PROJECT, load_config, parse_args
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from conftest import lines_of
 from ranks import Ranks
 from torch import nn
 
-from training import speed
-from training.config import TrainConfig
-from training.kernels import choose_kernels
+from training.settings.config import TrainConfig
+from training.step.kernels import choose_kernels
+from training.tracking import speed
 
 Settings = Callable[..., TrainConfig]
 CUDA = torch.device("cuda", 0)

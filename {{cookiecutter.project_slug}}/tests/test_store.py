@@ -16,17 +16,18 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import data
 from model import build_tokenizer
-from training import texts as texts_module
-from training import tokenise
-from training.cache import cached
-from training.config import TrainConfig, UserError
-from training.encoding import Encoder
-from training.labels import sorted_labels
-from training.readers import Row
-from training.sampler import MicroBatch
-from training.texts import split_mask, text_numbers
-from training.tokenise import open_splits, prepare_tokenizer
-from training.tokens import Batch
+from training.dataset import build as tokenize
+from training.dataset import duplicates as texts_module
+from training.dataset.build import open_splits, prepare_tokenizer
+from training.dataset.duplicates import split_mask, text_numbers
+from training.dataset.labels import sorted_labels
+from training.dataset.readers import Row
+from training.dataset.token_store import Batch
+from training.dataset.tokenizer import Encoder
+from training.distributed.shared_folder import build_once
+from training.settings.config import TrainConfig
+from training.settings.errors import UserError
+from training.step.batch_plan import MicroBatch
 
 Settings = Callable[..., TrainConfig]
 LONG = " ".join(["cat dog horse"] * 40)
@@ -137,10 +138,10 @@ def test_store_is_sent_without_its_rows(settings: Settings) -> None:
 
 
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory does not follow the length of the texts: few long ones are tokenised at a time."""
-    monkeypatch.setattr(tokenise, "CHARACTERS", 100)
+    """Memory does not follow the length of the texts: few long ones are tokenized at a time."""
+    monkeypatch.setattr(tokenize, "CHARACTERS", 100)
     rows = [Row("x" * (60 if i < 6 else 1), None, "a", "f", i) for i in range(3000)]
-    chunks = list(tokenise._chunks(rows))
+    chunks = list(tokenize._chunks(rows))
     assert [row for chunk in chunks for row in chunk] == rows
     assert [len(chunk) for chunk in chunks[:3]] == [2, 2, 2]
     assert all(sum(len(row.text) for row in chunk) < 160 for chunk in chunks)
@@ -154,13 +155,13 @@ def test_second_run_does_not_tokenise(
     config = settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"))
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
     built: list[str] = []
-    write = tokenise.StoreWriter.finish
+    write = tokenize.StoreWriter.finish
 
-    def finish(self: tokenise.StoreWriter, report: Any) -> None:
+    def finish(self: tokenize.StoreWriter, report: Any) -> None:
         built.append("x")
         write(self, report)
 
-    monkeypatch.setattr(tokenise.StoreWriter, "finish", finish)
+    monkeypatch.setattr(tokenize.StoreWriter, "finish", finish)
     for expected in (2, 2):  # train and val
         open_splits(config, data, tokenizer)
         assert len(built) == expected
@@ -180,9 +181,9 @@ def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        cached(tmp_path / "store", fail, "it")
+        build_once(tmp_path / "store", fail, "it")
     assert [p.name for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
-    cached(tmp_path / "store", lambda folder: (folder / "a").touch(), "it")
+    build_once(tmp_path / "store", lambda folder: (folder / "a").touch(), "it")
     assert (tmp_path / "store" / "a").exists()
 
 

@@ -12,7 +12,7 @@ import torch
 from conftest import lines_of
 from ranks import RankError, Ranks
 
-from training.config import TrainConfig
+from training.settings.config import TrainConfig
 
 Settings = Callable[..., TrainConfig]
 

@@ -13,9 +13,12 @@ import torch
 from conftest import lines_of
 from ranks import RankError, Ranks
 
-from training import checkpoint, crash, watch
-from training.config import TrainConfig, UserError
-from training.saving import Saver
+from training.checkpoint import checkpoint
+from training.checkpoint.saver import Saver
+from training.distributed import watchdog
+from training.launch import rank_failure
+from training.settings.config import TrainConfig
+from training.settings.errors import UserError, needs_no_traceback
 
 Settings = Callable[..., TrainConfig]
 
@@ -286,33 +289,33 @@ def test_pickle_bomb_in_a_run(ranks: Ranks, settings: Settings, tmp_path: Path) 
 
 def test_hints() -> None:
     """Failures with a usual cause say what to do."""
-    watch.at("training", 7, (16, 128))
+    watchdog.report("training", 7, (16, 128))
     try:
         for error in (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
             MemoryError(),
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ..."),
         ):
-            text = crash.hint(error)
+            text = rank_failure.advice_for(error)
             assert "16 rows of 128 tokens" in text
             assert "--batch-size 8" in text
             assert "--gradient-checkpointing" in text
             assert "--max-length" in text
         for words in ("DataLoader worker (pid 7) is killed by signal: Killed. ",
                       "DataLoader worker (pid(s) 7) exited unexpectedly"):  # fmt: skip
-            assert "--num-workers 0" in crash.hint(RuntimeError(words))
-        assert crash.hint(ValueError("boom")) == ""
-        assert crash.is_plain(OSError(28, "No space left on device"))
-        assert not crash.is_plain(OSError(5, "Input/output error"))
+            assert "--num-workers 0" in rank_failure.advice_for(RuntimeError(words))
+        assert rank_failure.advice_for(ValueError("boom")) == ""
+        assert needs_no_traceback(OSError(28, "No space left on device"))
+        assert not needs_no_traceback(OSError(5, "Input/output error"))
     finally:
-        watch.at(watch.START)
+        watchdog.report(watchdog.START)
 
 
 def test_who_is_missing() -> None:
     """The words for ranks that are silent, and for ranks that stand still in two places."""
-    dog = watch.Watchdog.__new__(watch.Watchdog)
+    dog = watchdog.Watchdog.__new__(watchdog.Watchdog)
     dog.limits, dog.world_size = (100.0, 10.0), 4
-    watch.at("training", 7)
+    watchdog.report("training", 7)
     try:
         before = {r: [5, "training, step 7", "train.py:1 in main"] for r in range(4)}
         after = {r: [6 + (r == 3), *told[1:]] for r, told in before.items()}
@@ -329,4 +332,4 @@ def test_who_is_missing() -> None:
             dog._missing(before, after)
         )
     finally:
-        watch.at(watch.START)
+        watchdog.report(watchdog.START)

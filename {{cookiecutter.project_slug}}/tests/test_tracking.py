@@ -16,9 +16,9 @@ from conftest import lines_of
 from ranks import Ranks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.config import TrainConfig
-from training.state import Progress
-from training.tracking import ConsoleHandler, _forget_after
+from training.checkpoint.state import Progress
+from training.settings.config import TrainConfig
+from training.tracking.tracker import ConsoleHandler, _forget_after
 
 Settings = Callable[..., TrainConfig]
 

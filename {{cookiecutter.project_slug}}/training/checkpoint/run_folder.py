@@ -1,0 +1,95 @@
+"""A run's folder: its name, who may write to it, and what it can be resumed from."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from training.checkpoint import checkpoint
+from training.distributed.ranks import restarts
+from training.settings.config import TrainConfig
+from training.settings.errors import UserError
+
+_locks: list[FileLock] = []  # the system frees them when the process ends, however it ends
+
+
+def choose(config: TrainConfig) -> tuple[Path, Path | None]:
+    """The run's folder, and the checkpoint folder that it continues from, if any.
+
+    Call on the main process. Nothing is created, so that a run that cannot start leaves nothing.
+    Errors: UserError when the folder cannot be used.
+    """
+    source = None
+    if config.resume not in ("auto", "never"):
+        source = Path(config.resume)
+        if not source.is_dir():
+            raise UserError(f"--resume {source}: no such folder; give a run or a checkpoint")
+    restarted = restarts() > 0
+    if config.run_name is not None:
+        run = Path(config.runs_dir) / config.run_name
+    elif source is not None:  # go on in the run that the checkpoint belongs to
+        run = source.parent.parent if source.parent.name == "checkpoints" else source
+    else:
+        run = _unused(Path(config.runs_dir) / time.strftime("%Y%m%d-%H%M%S"))
+    _check_writable(run)
+    if restarted and (own := checkpoint.newest(run / "checkpoints")):
+        return run, own  # started again by --max-restarts: whatever --resume said the first time
+    if config.resume == "never" and not restarted and run.exists() and any(run.iterdir()):
+        raise UserError(f"{run} exists; give another --run-name, or --resume auto to continue it")
+    if source is not None and (source / checkpoint.MANIFEST).exists():
+        if problem := checkpoint.problem_of(source):
+            raise UserError(f"--resume {source}: {problem}")
+        return run, source
+    found = checkpoint.newest((source or run) / "checkpoints")
+    if source is not None and found is None:
+        raise UserError(f"--resume {source}: there is no checkpoint in it")
+    return run, found
+
+
+def _unused(path: Path) -> Path:
+    candidates = [path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))]
+    return next(p for p in candidates if not p.exists())
+
+
+def _check_writable(run: Path) -> None:
+    """Find out now, not at the first checkpoint."""
+    parent = run
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir():
+        raise UserError(f"cannot make the run folder {run}: {parent} is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write the run folder {run}: no permission in {parent}")
+
+
+def claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
+    """Create the folder and keep other runs out of it. Errors: UserError when one is in there.
+
+    A run that continues another one, from the checkpoint `source` of `step`, takes over its best
+    weights, if they are still those of `best_step`. Returns whether there are best weights.
+    """
+    try:
+        (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+        lock = FileLock(run / ".lock", blocking=False)
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another process is training in {run}; give another --run-name") from None
+    except OSError as error:
+        raise UserError(f"cannot write the run folder {run}: {error.strerror}") from None
+    _locks.append(lock)
+    checkpoint.recover(run)
+    checkpoint.recover(run / "checkpoints")
+    checkpoint.set_aside_after(run / "checkpoints", step)
+    if source is not None and not (run / "best").exists():
+        best = source.parent.parent / "best"
+        if checkpoint.problem_of(best) is None and checkpoint.step_of(best) == best_step:
+            shutil.copytree(best, run / "best")
+    return (run / "best").exists()
+
+
+def release() -> None:
+    """Let other processes use the folder."""
+    while _locks:
+        _locks.pop().release()

@@ -1,0 +1,162 @@
+"""Find, open and decode data files. An encoding is never guessed, only ever suggested."""
+
+import bz2
+import codecs
+import glob
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from encodings.aliases import aliases
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from training.settings.errors import UserError, did_you_mean
+
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", *JSON_SUFFIXES)
+ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
+COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
+    """Files for paths and globs (`**` too), each glob sorted. Errors: FileNotFoundError where there
+    is none, UserError for a folder."""
+    files: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            raise UserError(f"{pattern} is a folder; name its files, for example '{path}/*.csv'")
+        names = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))
+        found = [Path(name) for name in names if not Path(name).is_dir()]
+        if not found:
+            hint = did_you_mean(path.name, (other.name for other in path.parent.glob("*")))
+            raise FileNotFoundError(f"no file {str(pattern)!r}{hint}")
+        files += found
+    return files
+
+
+def format_of(path: Path) -> str:
+    """The suffix that says how to read a file, without that of the compression."""
+    packed = path.suffix.lower() in COMPRESSED
+    suffix = Path(path.stem).suffix.lower() if packed else path.suffix.lower()
+    if suffix in TEXT_SUFFIXES or (suffix in ARROW_SUFFIXES and not packed):
+        return suffix
+    raise UserError(
+        f"{path}: unknown kind of file; supported are {' '.join(TEXT_SUFFIXES)}, each also with "
+        f"{' '.join(COMPRESSED)} after it, and {' '.join(ARROW_SUFFIXES)}"
+    )
+
+
+def _open_bytes(path: Path) -> Any:
+    return COMPRESSED.get(path.suffix.lower(), open)(path, "rb")
+
+
+@contextmanager
+def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
+    r"""Lines of a text file, decompressed and decoded, without a byte order mark. A line ends at
+    "\n" alone and keeps it: U+2028 or a lone "\r" is content. Any failure is a UserError."""
+    try:
+        with _open_bytes(path) as raw:
+            _check_head(raw.read(1 << 16), path, encoding)
+            raw.seek(0)
+            text = io.TextIOWrapper(raw, encoding, newline="\n")
+            first = text.readline().removeprefix("\ufeff")
+            yield chain([first] if first else [], text)
+    except UnicodeDecodeError:
+        raise _decode_error(path, encoding) from None
+    except (OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: broken or unreadable: {reason}") from None
+
+
+# -- encodings -----------------------------------------------------------------------------------
+
+
+def _codec(encoding: str) -> str:
+    """Python's name of an encoding. Errors: UserError for what no text file is written in."""
+    try:
+        "".encode(encoding)  # refuses what is not for text, such as base64
+        return codecs.lookup(encoding).name.removesuffix("-sig")
+    except (LookupError, ValueError):
+        hint = did_you_mean(encoding, aliases.values()) or ", try gb18030 or latin-1"
+        raise UserError(f"--encoding {encoding!r} is not known{hint}") from None
+
+
+def _check_head(head: bytes, path: Path, encoding: str) -> None:
+    """Refuse what would decode to something wrong without an error."""
+    codec, text = _codec(encoding), _decode(head, "utf-8")
+    few, many = sorted((head[:64:2].count(0), head[1:64:2].count(0)))
+    likely = [codec]
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff") or (few == 0 and many * 4 >= len(head[:64]) > 4):
+        likely = [guess_encoding(head) or "utf-16-le", "utf-16", "utf-32"]
+    elif text and "\0" not in text:  # ten characters beyond ASCII are no accident
+        certain = text[0] == "\ufeff" or sum(map("\x7f".__lt__, text)) >= 10
+        likely = ["utf-8"] if certain or codec.startswith(("utf-16", "utf-32")) else likely
+    if codec not in likely:
+        raise UserError(f"{path}: this is not {encoding}: pass --encoding {likely[0]}")
+
+
+def _decode(data: bytes, encoding: str) -> str:
+    """The text, without a character that is cut off at the end; "" if it is not so encoded."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(data)
+    except UnicodeError:
+        return ""
+
+
+def _decode_error(path: Path, encoding: str) -> UserError:
+    """Read again for the offset in the file: the decoder's own is that in a buffer."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    done, line, foreign = 0, 1, 0
+    try:
+        with _open_bytes(path) as raw:
+            for part in chain(raw, [b""]):
+                done += len(part)
+                text = decoder.decode(part, final=not part)
+                line, foreign = line + text.count("\n"), foreign + (not text.isascii())
+        raise UnicodeError("changed while it was read")
+    except UnicodeDecodeError as error:  # its buffer ends where the part ends
+        row, start = error.object, error.start
+        line += row[:start].decode(error.encoding, "ignore").count("\n")
+    except UnicodeError as error:  # of codecs for other things than text, such as punycode
+        return UserError(f"{path}: {error}")
+    place = f"{path}:{line}: byte {done - len(row) + start} (0x{row[start]:02X}) is not {encoding}"
+    if foreign >= 3 and _codec(encoding) == "utf-8":
+        return UserError(f"{place}, but the lines before it are: is the file damaged?")
+    likely = guess_encoding(row)
+    if likely and _codec(likely) != _codec(encoding):
+        return UserError(f"{place}; it looks like {likely}: pass --encoding {likely}")
+    return UserError(f"{place}; pass its own with --encoding (gb18030, big5, utf-16, latin-1, ...)")
+
+
+# Encoding; the characters beyond ASCII that its texts are made of, as the range of their first byte
+# in a character set; their least share of those; the largest share of those in a text.
+LIKELY = (
+    ("utf-8", "utf-8", 0xC2, 0xF4, 1, 1),
+    ("cp932", "cp932", 0x82, 0x83, 0.2, 1),  # kana
+    ("euc_jp", "euc_jp", 0xA4, 0xA5, 0.2, 1),
+    ("cp949", "euc_kr", 0xB0, 0xC8, 0.9, 1),  # syllables
+    ("gb18030", "gb2312", 0xA1, 0xD7, 0.9, 1),  # frequent characters, and punctuation
+    ("big5", "big5", 0xA1, 0xC6, 0.9, 1),
+    ("cp1252", "cp1252", 0x80, 0xFF, 0.9, 0.3),
+    ("cp1251", "cp1251", 0xE0, 0xFF, 0.7, 1),  # small letters
+    ("koi8-r", "koi8-r", 0xC0, 0xDF, 0.7, 1),
+)
+
+
+def guess_encoding(data: bytes) -> str | None:
+    """A likely encoding for `data`, which starts at a character, or None: a hint, never used."""
+    if b"\0" in data:  # the right byte order of utf-16 is the one that shows tabs and ASCII words
+        orders = ("utf-16-le", "utf-16-be")
+        return max(orders, key=lambda n: sum("\t" <= c <= "~" for c in data.decode(n, "replace")))
+    for encoding, charset, low, high, least, most in LIKELY:
+        text = _decode(data, encoding)
+        beyond = [character for character in text if character > "\x7f"]
+        usual = sum(low <= (c.encode(charset, "ignore") or b"\0")[0] <= high for c in beyond)
+        if text and usual >= least * len(beyond) and len(beyond) <= most * len(text):
+            return encoding
+    return None

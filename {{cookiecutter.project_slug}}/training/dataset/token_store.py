@@ -1,0 +1,176 @@
+"""The token store: tokenized rows in memory-mapped files, shared by all ranks and workers.
+
+A row is never a Python object: a micro-batch is cut straight from the mapped files, so memory does
+not grow with rows, ranks or loader workers. `tokenize.py` writes these files.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from training.dataset.duplicates import split_mask
+from training.distributed.shared_folder import build_once
+
+# One value per row: where its tokens begin, tokens of its first segment, its length uncut, and
+# numbers of its text as written and after folding.
+ARRAYS = {"offsets": "<i8", "first": "<i4", "full_length": "<i4", "exact": "<u8", "folded": "<u8"}
+PART = 1 << 16  # rows looked at together where all are
+# How the tensors of a batch travel from a loader's worker.
+SENT = {"input_ids": "<i4", "attention_mask": "u1", "token_type_ids": "u1", "labels": "<i4"}
+
+
+class Batch(NamedTuple):
+    """A micro-batch as tensors."""
+
+    inputs: dict[str, torch.Tensor]  # input_ids, attention_mask: (batch, length)
+    labels: torch.Tensor  # (batch,) label ids, or (batch, labels) of 0 and 1
+    weight: torch.Tensor  # (batch,) weight of each row's loss
+    plan: Any  # the MicroBatch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How a loader's worker sends it: as bytes, in one message.
+
+        Sent as it is, each tensor would cost a file descriptor passed through a socket of its own,
+        ten times what it takes to make the batch.
+        """
+        tensors = {**self.inputs, "labels": self.labels}
+        sent = [
+            (k, tuple(t.shape), t.numpy().astype(SENT[k]).tobytes()) for k, t in tensors.items()
+        ]
+        return _received, (sent, self.plan)
+
+
+def _received(sent: list[tuple[str, tuple[int, ...], bytes]], plan: Any) -> Batch:
+    tensors = {
+        name: torch.from_numpy(np.frombuffer(data, SENT[name]).reshape(shape).astype(np.int64))
+        for name, shape, data in sent
+    }
+    return Batch(tensors, tensors.pop("labels"), torch.from_numpy(plan.weight), plan)
+
+
+class BatchRequest(Protocol):
+    @property
+    def rows(self) -> np.ndarray: ...
+    @property
+    def weight(self) -> np.ndarray: ...
+    @property
+    def length(self) -> int: ...
+
+
+class TokenStore(Dataset[Batch]):
+    """Tokenized rows. `store[micro_batch]` is that micro-batch, collated.
+
+    `token_types`: tell the model which text of a pair a token belongs to.
+    `subset`: file with the row numbers that it is made of; all of the folder's rows if None.
+    """
+
+    def __init__(
+        self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None
+    ) -> None:
+        self._arguments = folder, pad_id, token_types, subset
+        self.folder, self.pad_id, self.token_types = folder, pad_id, token_types
+        self.subset = None if subset is None else np.load(subset, mmap_mode="r").view(np.ndarray)
+        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        self.labels: list[str] = self.meta["labels"]
+        self.multi_label: bool = self.meta["multi_label"]
+        self._maps = {name: self._map(name, kind) for name, kind in ARRAYS.items()}
+        self._ids = self._map("ids", self.meta["ids"])
+        kind = "<u1" if self.multi_label else "<i4"
+        self._labels = self._map("labels", kind)
+        if self.multi_label:
+            self._labels = self._labels.reshape(-1, len(self.labels))
+
+    def _map(self, name: str, kind: str) -> np.ndarray:
+        # A plain view of the mapped file: indexing a memmap takes several times as long.
+        return np.asarray(np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker that is not forked opens the files itself, and is not sent their content."""
+        return TokenStore, self._arguments
+
+    def __len__(self) -> int:
+        return self.meta["rows"] if self.subset is None else len(self.subset)
+
+    def stored(self, rows: Any) -> Any:
+        """The numbers of `rows` in the files that were read, bad rows not counted."""
+        return rows if self.subset is None else self.subset[rows]
+
+    def values(self, name: str, rows: Any = slice(None)) -> np.ndarray:
+        """One of ARRAYS, for `rows`: (n,)."""
+        return np.asarray(self._maps[name][self.stored(rows)])
+
+    def lengths(self, rows: Any = slice(None)) -> np.ndarray:
+        """Tokens of each row, special tokens included: (n,) int64."""
+        if isinstance(rows, slice):
+            rows = np.arange(len(self))[rows]
+        stored, offsets = self.stored(rows), self._maps["offsets"]
+        return np.asarray(offsets[stored + 1] - offsets[stored])
+
+    def by_length(self) -> np.ndarray:
+        """All rows, from short to long: (n,)."""
+        return np.argsort(self.lengths(), kind="stable")
+
+    def label_ids(self, rows: Any = slice(None)) -> np.ndarray:
+        """Label ids: (n,), or (n, labels) of 0 and 1."""
+        return np.asarray(self._labels[self.stored(rows)])
+
+    def label_counts(self) -> np.ndarray:
+        """Rows of each label: (labels,)."""
+        counts = np.zeros(len(self.labels), np.int64)
+        for begin in range(0, len(self), PART):
+            ids = self.label_ids(slice(begin, begin + PART))
+            if self.multi_label:
+                counts += ids.sum(axis=0, dtype=np.int64)
+            else:
+                counts += np.bincount(ids, minlength=len(counts))
+        return counts
+
+    def inputs(self, rows: np.ndarray, length: int = 0) -> dict[str, torch.Tensor]:
+        """The model's inputs for `rows`: tensors of (batch, length), padded at the end; to the
+        longest row if that is more than `length`."""
+        stored = self.stored(rows)
+        begins, ends = self._maps["offsets"][stored], self._maps["offsets"][stored + 1]
+        places = np.arange(max(length, (ends - begins).max()))
+        mask = places < (ends - begins)[:, None]
+        input_ids = np.full(mask.shape, self.pad_id, np.int64)
+        spans = zip(begins.tolist(), ends.tolist(), strict=True)
+        input_ids[mask] = np.concatenate([self._ids[begin:end] for begin, end in spans])
+        arrays = {"input_ids": input_ids, "attention_mask": mask}
+        if self.token_types:
+            arrays["token_type_ids"] = mask & (places >= self._maps["first"][stored][:, None])
+        return {k: torch.from_numpy(a.astype(np.int64, copy=False)) for k, a in arrays.items()}
+
+    def __getitem__(self, planned: BatchRequest) -> Batch:
+        labels = torch.from_numpy(self.label_ids(planned.rows).astype(np.int64))
+        weight = torch.from_numpy(planned.weight)
+        return Batch(self.inputs(planned.rows, planned.length), labels, weight, planned)
+
+    def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
+        """Two parts, the second with about `fraction` of every label's rows.
+
+        Rows with the same text (after folding case, width and spaces) stay together. What goes
+        where depends on the texts and the seed, not on the order of the rows.
+        """
+        folder = self.folder / f"split-{fraction}-{seed}"
+
+        def build(folder: Path) -> None:
+            second = split_mask(self.values("folded"), self._label_groups(), fraction, seed)
+            np.save(folder / "first.npy", np.flatnonzero(~second))
+            np.save(folder / "second.npy", np.flatnonzero(second))
+
+        build_once(folder, build, "the validation split")
+        first, second = (
+            TokenStore(self.folder, self.pad_id, self.token_types, path)
+            for path in (folder / "first.npy", folder / "second.npy")
+        )
+        return first, second
+
+    def _label_groups(self) -> np.ndarray:
+        """What the split is stratified by: the label, or the set of labels. (n,)"""
+        if not self.multi_label:
+            return self.label_ids()
+        return np.unique(self.label_ids(), axis=0, return_inverse=True)[1].reshape(-1)

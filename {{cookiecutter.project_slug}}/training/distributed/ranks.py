@@ -1,0 +1,148 @@
+"""Ranks: the process group, the device, what ranks tell each other, the model over all of them.
+
+Every run has a process group, also a plain `python train.py` (rank 0 of 1), so the rest of the
+project has one code path. This is the only file that reads torchrun's variables.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from training.settings.errors import UserError, needs_no_traceback
+
+T = TypeVar("T")
+
+
+def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """(rank, local_rank, world_size) of this process.
+
+    torchrun's variables win, also inside a Slurm job, where SLURM_PROCID is the launcher's.
+    Slurm's own count only when `srun` started several of us directly. Errors: UserError.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    given = [name for name in names if name in environment]
+    if len(given) == len(names):
+        rank, local_rank, world_size = (int(environment[name]) for name in names)
+    elif given:
+        missing = ", ".join(name for name in names if name not in environment)
+        raise UserError(f"{given[0]} is set but {missing} is not; start with ./launch.sh")
+    elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        if "MASTER_ADDR" not in environment or "MASTER_PORT" not in environment:
+            raise UserError("srun started several tasks without MASTER_ADDR; use launch.sbatch")
+        names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+        rank, local_rank, world_size = (int(environment[name]) for name in names)
+    else:
+        rank, local_rank, world_size = 0, 0, 1
+    if not 0 <= local_rank <= rank < world_size:
+        raise UserError(f"rank {rank}, local_rank {local_rank} and world size {world_size} clash")
+    return rank, local_rank, world_size
+
+
+def rank_name() -> str:
+    """For messages, also before there is a process group."""
+    return os.environ.get("RANK", "0")
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or our launcher, has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def restarts() -> int:
+    """How often the ranks have been started again after a crash (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
+    """Join the process group; return this rank's device and the store that all ranks share.
+
+    `timeout`: seconds that a collective waits for the other ranks before it fails.
+    """
+    rank, local_rank, world_size = rank_from(os.environ)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        device, backend = torch.device("cpu"), "gloo"
+    else:
+        count = torch.accelerator.device_count()
+        if local_rank >= count:
+            raise UserError(
+                f"local_rank {local_rank} has no device: this machine has {count}; "
+                f"give --nproc-per-node {count}"
+            )
+        device = torch.device(accelerator.type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        # CPU tensors go over gloo: what ranks say to each other never waits for the device.
+        backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+    patience = timedelta(seconds=timeout)
+    store: dist.Store = dist.HashStore()
+    if world_size > 1:
+        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
+        store.set_timeout(patience)
+    store = dist.PrefixStore(f"attempt-{restarts()}", store)  # none reads what another wrote
+    dist.init_process_group(
+        backend=backend, timeout=patience, store=dist.PrefixStore("group", store), rank=rank,
+        world_size=world_size,
+    )  # fmt: skip
+    return device, store
+
+
+# -- what ranks tell each other ------------------------------------------------------------------
+
+
+def is_main() -> bool:
+    return dist.get_rank() == 0
+
+
+def has_terminal() -> bool:
+    """Whether what this process prints is seen: local rank 0, or no rank at all."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def reduce_tensor(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    """The reduction of `tensor` over all ranks; `tensor` itself stays as it is.
+
+    For a mean, reduce a sum and a count and divide: a mean of the ranks' means is wrong where
+    they hold different numbers of rows.
+    """
+    result = tensor.detach().clone()
+    dist.all_reduce(result, op)
+    return result
+
+
+def on_main(function: Callable[[], T]) -> T:
+    """Call `function` on the main process; every rank gets its result, or raises its error."""
+    outcome: list[Any] = [None, None]
+    error: Exception | None = None
+    if is_main():
+        try:
+            outcome[0] = function()
+        except Exception as caught:
+            error = caught
+            outcome[1] = (str(caught), needs_no_traceback(caught))
+    dist.broadcast_object_list(outcome, src=0)
+    if error is not None:
+        raise error
+    if outcome[1] is not None:
+        message, known = outcome[1]
+        raise UserError(message) if known else RuntimeError(f"on the main process: {message}")
+    return outcome[0]
+
+
+def gather(value: T) -> list[T]:
+    """`value` of every rank, in rank order, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def check_same_on_all_ranks(value: Any, what: str) -> None:
+    """Refuse to go on when `value` differs between ranks, as with data files that differ."""
+    values = gather(value)
+    odd = [rank for rank, other in enumerate(values) if other != values[0]]
+    if odd:
+        other = odd[0]
+        raise UserError(f"{what} of rank {other}, {values[other]}, is not rank 0's, {values[0]}")

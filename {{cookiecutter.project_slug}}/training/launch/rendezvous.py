@@ -1,0 +1,115 @@
+"""Find the other machines before the ranks start; say in one line what is in the way."""
+
+import os
+import socket
+import struct
+import sys
+import time
+
+from training.settings.errors import UserError
+
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
+
+
+def check_interfaces() -> None:
+    """Refuse interface names that gloo or NCCL would fail on. Errors: UserError."""
+    known = _interfaces()
+    for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        if name not in known:
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME={name} is no network interface of this machine; gloo takes "
+                f"the exact name ({', '.join(known)}), or unset it"
+            )
+    names = os.environ.get("NCCL_SOCKET_IFNAME", "")  # here a name may be a prefix, or excluded
+    prefixes = tuple(names.removeprefix("=").split(","))
+    if names and names[0] != "^" and not any(name.startswith(prefixes) for name in known):
+        raise UserError(
+            f"NCCL_SOCKET_IFNAME={names} fits no network interface of this machine "
+            f"({', '.join(known)}); mend or unset it"
+        )
+
+
+def use_loopback() -> None:
+    """Ranks of one machine talk over loopback, whatever the host name resolves to."""
+    loopback = next((name for name in _interfaces() if name in ("lo", "lo0")), None)
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def meet(address: str, port: int, node_rank: int, patience: int) -> str:
+    """Resolve the main machine's `address`, wait until it listens, and return `host:port`.
+
+    A worker waits at most `patience` seconds; gloo is told the interface that leads there, since
+    what it would take, the address of the host name, is on many machines a loopback address.
+    Errors: UserError.
+    """
+    if not address:
+        raise UserError("where does node rank 0 run? --master-addr ADDRESS or MASTER_ADDR=ADDRESS")
+    host = resolve(address)
+    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    print(f"launch: node {node_rank} meets the others at {endpoint}", file=sys.stderr, flush=True)
+    if host.startswith("127.") and not address.startswith(("127.", "localhost")):
+        print(
+            f"launch: {address} is the loopback address {host} here; if the other machines cannot "
+            "connect, give --master-addr as an IP address",
+            file=sys.stderr,
+            flush=True,
+        )
+    elif interface := _interface_towards(host, port):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if node_rank > 0:
+        _wait_for(host, port, endpoint, patience)
+    return endpoint
+
+
+def resolve(address: str) -> str:
+    """The numeric address of a host; IPv4 first, since machines of two stacks often disagree."""
+    try:
+        found = socket.getaddrinfo(address.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"--master-addr {address} cannot be resolved ({error}); give a name or an IP address "
+            "that every machine can reach"
+        ) from None
+    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+def _wait_for(host: str, port: int, endpoint: str, patience: int) -> None:
+    end = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"nothing answered at {endpoint} in {patience} s ({error}); start node rank 0 "
+                    "there, check address, port and firewall, or set LAUNCH_TIMEOUT (seconds)"
+                ) from None
+        time.sleep(0.5)
+
+
+def _interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def _interface_towards(host: str, port: int) -> str | None:
+    """The interface with the IPv4 address that packets to `host` leave from, where known."""
+    if ":" in host or sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))  # sends nothing
+        except OSError as error:
+            raise UserError(f"this machine has no route to {host} ({error})") from None
+        own = probe.getsockname()[0]
+        for name in _interfaces():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("16s16x", name.encode()))
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == own:
+                return name
+    return None

@@ -1,0 +1,74 @@
+"""The life of a rank's process: it ends with its launcher, and leaves with the right exit code."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from training.distributed import watchdog
+from training.distributed.ranks import has_terminal, is_launched, rank_name, reduce_tensor, setup
+from training.launch import rank_failure
+from training.settings.config import TrainConfig
+from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
+from training.step.kernels import choose_kernels
+
+
+def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
+    """Call `main(config, device)` in a process group, then leave with the right exit code.
+
+    On success everything that holds the process group (model, optimizer, hooks) is a local of
+    `main` and is gone when it returns; only then is the group destroyed. A DDP model that outlives
+    its group keeps gloo's threads alive, and the interpreter now and then aborts at its exit.
+    On failure other ranks may wait in a collective, so this rank leaves at once, without a
+    farewell that could hang; the launcher then ends the others.
+    """
+    gc.freeze()  # what was imported stays, and need not be looked at again
+    gc.enable()
+    os.umask(os.umask(0o077) | 0o002)  # nothing is written that everybody may change
+    die_with_launcher()
+    get_error_handler().initialize()
+    try:
+        _call(main, config)
+    except Exception as error:
+        if not needs_no_traceback(error):
+            rank_failure.write_traceback(error, rank_name())
+        elif has_terminal():
+            print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
+        get_error_handler().record_exception(error)
+        rank_failure.wait_for_checkpoint()
+        _leave(USER_ERROR if needs_no_traceback(error) else 1)
+    except BaseException as asked:  # to stop, when there was nothing to save
+        _leave(130 if isinstance(asked, KeyboardInterrupt) else STOPPED_EARLY)
+    gc.collect()
+    reduce_tensor(torch.zeros(1))  # nobody leaves while others still talk
+    dist.destroy_process_group()
+
+
+def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
+    choose_kernels(config)
+    # The watchdog comes first, since it can say more.
+    device, store = setup(config.timeout + watchdog.COLLECTIVE_MARGIN_S)
+    dog = watchdog.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
+    if dist.get_world_size() > 1:
+        dog.start()
+    main(config, device)
+    dog.stop()
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def die_with_launcher() -> None:
+    """Ask Linux to end this process when the launcher dies, so that no orphan holds a GPU."""
+    if sys.platform == "linux" and is_launched():
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,40 @@
+"""How a global batch is computed: rows, micro-batches and accumulation steps."""
+
+import math
+from dataclasses import dataclass
+
+from training.settings.config import AUTO, TrainConfig
+from training.settings.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How a global batch is computed: on every rank, `gradient_accumulation_steps` micro-batches
+    of at most `batch_size` rows."""
+
+    global_batch_size: int
+    batch_size: int
+    gradient_accumulation_steps: int
+
+
+def batch_sizes(config: TrainConfig, world_size: int, copies: int = 1) -> BatchSizes:
+    """Derive the batch sizes that are left open; refuse three numbers that do not agree.
+
+    `copies` of the model in each rank share a micro-batch (`--strategy dp`).
+    """
+    if config.batch_size == AUTO:  # as many as there are; training/memory.py then looks what fits
+        total = config.global_batch_size or 32
+        return BatchSizes(total, math.ceil(total / world_size), 1)
+    micro, accumulation = config.batch_size * copies, config.gradient_accumulation_steps
+    if accumulation is None:
+        total = config.global_batch_size or 32
+        accumulation = math.ceil(total / (micro * world_size))
+        return BatchSizes(total, math.ceil(total / (accumulation * world_size)), accumulation)
+    product = micro * accumulation * world_size
+    if config.global_batch_size not in (None, product):
+        raise UserError(
+            f"global_batch_size {config.global_batch_size} is not batch_size {micro} x "
+            f"gradient_accumulation_steps {accumulation} x world size {world_size} = {product}; "
+            "leave one of them out"
+        )
+    return BatchSizes(product, micro, accumulation)

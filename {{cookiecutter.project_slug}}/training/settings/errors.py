@@ -1,0 +1,42 @@
+"""Errors that one line explains, and the exit codes of a rank."""
+
+import difflib
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+USER_ERROR = 2  # exit code of a rank whose error one line tells
+HUNG = 3  # ... that gave up waiting for another rank
+STOPPED_EARLY = 143  # ... that was asked to stop before there was anything to save
+# Faults of the disk, or of the place on it: the user can mend them, and a traceback tells nothing.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend: shown as one line, without a traceback."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """', did you mean X?' for the closest of `known`, or nothing."""
+    folded = {other.strip().casefold(): other for other in known}
+    match = difflib.get_close_matches(name.strip().casefold(), folded, n=1)
+    return f", did you mean {folded[match[0]]}?" if match else ""
+
+
+def needs_no_traceback(error: BaseException) -> bool:
+    """Whether one line tells it all."""
+    if isinstance(error, OSError):
+        return error.errno in DISK or isinstance(error, FileNotFoundError | PermissionError)
+    return isinstance(error, UserError)
+
+
+@contextmanager
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """A fault of the disk becomes a UserError that names `path`: a failed write alone does not."""
+    try:
+        yield
+    except OSError as error:
+        if not needs_no_traceback(error):
+            raise
+        raise UserError(f"cannot write {path}: {error.strerror}") from error

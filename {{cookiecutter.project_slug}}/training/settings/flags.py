@@ -1,0 +1,169 @@
+"""Where settings come from: defaults, then `config.toml`, then command-line flags.
+
+Only the standard library is imported, so that `--help` and a mistyped flag answer at once.
+"""
+
+import argparse
+import sys
+import tomllib
+import typing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from training.settings.checks import check
+from training.settings.config import AUTO, GROUPS, HUB, PATHS, PROJECT, TrainConfig
+from training.settings.errors import UserError, did_you_mean
+
+# Names that users of other scripts try, for the hint.
+ALIASES = {
+    "--learning-rate": "--lr", "--num-train-epochs": "--epochs", "--output-dir": "--runs-dir",
+    "--per-device-train-batch-size": "--batch-size", "--patience": "--early-stopping-patience",
+    "--lr-scheduler-type": "--schedule", "--model-name-or-path": "--model", "--bf16": "--precision",
+    "--fp16": "--precision", "--train-data": "--train-file",
+}  # fmt: skip
+TYPES = typing.get_type_hints(TrainConfig)
+
+
+def _is_list(name: str) -> bool:
+    return typing.get_origin(TYPES[name]) is tuple
+
+
+def _kind(name: str) -> type:
+    """The plain type of a field: int for `int | None`, str for `tuple[str, ...]`."""
+    return next(t for t in (*typing.get_args(TYPES[name]), TYPES[name]) if isinstance(t, type))
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def build_parser() -> Parser:
+    """One flag per field of TrainConfig, in the fields' groups."""
+    parser = Parser(
+        prog="train.py",
+        usage="./launch.sh [--nproc-per-node N] [flags]   or   python train.py [flags]",
+        description="Train a text classifier. Settings come from these defaults, then from "
+        "config.toml, then from flags.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="settings file (default: config.toml beside train.py)"
+    )
+    group: Any = parser
+    for f in fields(TrainConfig):
+        if f.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[f.name])
+        kind, choices = _kind(f.name), f.metadata["choices"]
+        default = " ".join(f.default) if isinstance(f.default, tuple) else f.default
+        text = f.metadata["help"] + (f" (default: {default})" if default not in (None, "") else "")
+        flag, text = "--" + f.name.replace("_", "-"), text.replace("%", "%%")
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            group.add_argument(
+                flag,
+                type=number_or_auto if f.name == "batch_size" else kind,
+                choices=choices or None,
+                metavar=None if choices else {str: "TEXT", int: "N", float: "X"}[kind],
+                nargs="+" if _is_list(f.name) else None,
+                help=text,
+            )
+    return parser
+
+
+def number_or_auto(text: str) -> int:
+    """A batch size. Errors: ValueError."""
+    if text == "0":
+        raise ValueError
+    return AUTO if text == "auto" else int(text)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read and check a settings file. Errors: UserError that names the key and the closest one."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no settings file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    for key, value in values.items():
+        if key not in TYPES:
+            raise UserError(f"{path}: unknown setting {key!r}{did_you_mean(key, TYPES)}")
+        kind = _kind(key)
+        if key == "batch_size" and type(value) in (int, str):
+            try:
+                value = number_or_auto(str(value))
+            except ValueError:
+                raise UserError(
+                    f'{path}: batch_size must be a number of rows, or "auto", not {value!r}'
+                ) from None
+        if _is_list(key):
+            value = [value] if isinstance(value, str) else value
+            if not isinstance(value, list) or any(type(v) is not str for v in value):
+                raise UserError(f"{path}: {key} must be a text or a list of texts, not {value!r}")
+            value = tuple(value)
+        elif kind is float and type(value) is int:
+            value = float(value)
+        elif type(value) is not kind:
+            raise UserError(f"{path}: {key} must be of type {kind.__name__}, not {value!r}")
+        values[key] = _beside(path, key, value) if key in PATHS else value
+    return values
+
+
+def _beside(path: Path, key: str, value: Any) -> Any:
+    """Paths in a settings file are relative to that file, wherever the command is run from."""
+    if isinstance(value, tuple):
+        return tuple(_beside(path, key, v) for v in value)
+    resolved = path.parent / Path(value).expanduser()
+    if (
+        path.parent.resolve() == Path.cwd()
+        or value.startswith(HUB)
+        or (key in ("model", "class_weights") and not resolved.exists())
+    ):
+        return value  # relative to here anyway; or a Hugging Face name, or a keyword
+    return str(resolved)
+
+
+def load_config(argv: list[str]) -> TrainConfig:
+    """Defaults, then the settings file, then flags. Errors: UserError."""
+    parser = build_parser()
+    namespace, unknown = parser.parse_known_args([_with_dashes(a) for a in argv])
+    if unknown:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        flag = unknown[0].partition("=")[0]
+        raise UserError(f"unknown flag {flag}{did_you_mean(ALIASES.get(flag, flag), known)}")
+    given = vars(namespace)
+    path = Path(given.pop("config", PROJECT / "config.toml"))
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    values = read_settings(path)
+    # A flag for one way of setting the batch takes the place of the other way in the file, and
+    # --train-file that of all the file's rows: its validation rows would not fit other ones.
+    if given.keys() & {"global_batch_size", "gradient_accumulation_steps"}:
+        replaced = ["global_batch_size", "gradient_accumulation_steps"]
+    else:
+        replaced = []
+    if "train_file" in given:
+        replaced += ["val_file", "test_file"]
+    values = {k: v for k, v in values.items() if k not in replaced}
+    config = replace(TrainConfig(), **(values | given))
+    check(config)
+    return config
+
+
+def _with_dashes(argument: str) -> str:
+    """--batch_size=8 is --batch-size=8."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
+
+
+def parse_args(argv: list[str] | None = None) -> TrainConfig:
+    """`load_config`, with errors as one line on the screen and exit code 2."""
+    try:
+        return load_config(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"train.py: {error}  (--help lists every flag)", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,218 @@
+"""The batch plan: which rows make up each optimizer step, and which rank computes which of them.
+
+The order of an epoch depends on (seed, epoch) alone. Ranks, micro-batches and accumulation are
+only ways to compute a global batch, so the plan cuts global batches first and deals them after.
+
+Nothing here grows with the number of rows: the order is computed window by window from a
+permutation that gives any position directly. A resumed run asks for its window and goes on.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch.utils.data import DistributedSampler
+
+from training.settings.batch_sizes import BatchSizes
+from training.settings.errors import UserError
+
+WINDOW = 64  # global batches in which rows are sorted by length
+ROUNDS = 6  # of the permutation's mixing, an even number; 4 are known to suffice against chance
+
+
+class Rows(Protocol):
+    """What the plan must know of the training rows."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of each of `rows`: (n,) -> (n,)."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank computes in one forward, and what it must know of the whole step."""
+
+    rows: np.ndarray  # (batch,) row numbers, int64
+    weight: np.ndarray  # (batch,) share of each row's loss, float64; 0 for a filler row
+    ends_step: bool  # the last micro-batch of its optimizer step
+    length: int  # tokens that rows are padded to
+    # Of the whole global batch, the same on all ranks:
+    weight_sum: float
+    step_rows: int
+    step_tokens: int
+    step_padded_tokens: int  # tokens computed, padding included
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To loader workers and back as plain values: they pickle in half the time of arrays."""
+        rows, weight, *rest = vars(self).values()
+        return _micro_batch, (rows.tobytes(), weight.tobytes(), *rest)
+
+
+def _micro_batch(rows: bytes, weight: bytes, *rest: Any) -> MicroBatch:
+    return MicroBatch(np.frombuffer(bytearray(rows), np.int64),
+                      np.frombuffer(bytearray(weight), np.float64), *rest)  # fmt: skip
+
+
+def shuffled(positions: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
+    """The numbers at `positions` of a random order of range(n), without making that order.
+
+    A Feistel network permutes the smallest power of two that holds n; numbers that fall outside n
+    are permuted again until they are inside (cycle walking). See Black and Rogaway, "Ciphers with
+    Arbitrary Finite Domains", 2002. A list of a billion rows would take 8 GB on each rank.
+    """
+    bits = max(6, (n - 1).bit_length())
+    low = bits // 2
+    # With an odd number of bits the halves differ by one, and they change places in every round.
+    masks = np.uint64((1 << (bits - low)) - 1), np.uint64((1 << low) - 1)
+    round_keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    numbers = positions.astype(np.uint64)
+    walking = np.arange(len(numbers))
+    while len(walking):
+        left, right = numbers[walking] >> np.uint64(low), numbers[walking] & masks[1]
+        for i, round_key in enumerate(round_keys):
+            left, right = right, left ^ (_mix(right + round_key) & masks[i % 2])
+        numbers[walking] = left << np.uint64(low) | right
+        walking = walking[numbers[walking] >= n]
+    return numbers.astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Spread every bit over all 64: the finalizer of SplitMix64 (Steele and others, 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class BatchPlan(DistributedSampler[MicroBatch]):
+    """Deals global batches to ranks, one micro-batch at a time.
+
+    Use it as `DataLoader(store, sampler=plan, batch_size=None)` and call `set_epoch` before each
+    epoch. `row_weight` gives the loss weights of rows, e.g. of their classes: (n,) -> (n,).
+    `lengths`: micro-batches have their full number of rows, some of them fillers, and are padded to
+    one of these, ascending; by default to their longest row.
+    """
+
+    def __init__(
+        self,
+        store: Rows,
+        sizes: BatchSizes,
+        *,
+        seed: int,
+        group_by_length: bool = True,
+        row_weight: Callable[[np.ndarray], np.ndarray] | None = None,
+        lengths: np.ndarray | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if len(store) < sizes.global_batch_size:
+            raise UserError(
+                f"{len(store)} rows do not fill one step of global_batch_size "
+                f"{sizes.global_batch_size}; lower it or add data"
+            )
+        super().__init__(store, num_replicas, rank, seed=seed)  # type: ignore[arg-type]
+        self.store = store
+        self.sizes = sizes
+        self.group_by_length = group_by_length
+        self.lengths = lengths
+        self.row_weight = row_weight or (lambda rows: np.ones(len(rows)))
+        self.steps_per_epoch = math.ceil(len(store) / sizes.global_batch_size)
+        self.first_step = 0
+        self._window: tuple[tuple[int, int], list[np.ndarray]] | None = None
+
+    def set_epoch(self, epoch: int, first_step: int = 0) -> None:
+        """Choose the epoch, and the step of it to begin with (for a resumed run)."""
+        super().set_epoch(epoch)
+        self.first_step = first_step
+
+    def spread(self, count: int) -> set[int]:
+        """`count` steps of an epoch, evenly apart, the last one among them."""
+        return {-(-self.steps_per_epoch * i // count) for i in range(1, count + 1)}
+
+    def halve(self) -> None:
+        """Take half as many rows at a time, from the next `__iter__` on. Errors: UserError."""
+        rows = self.sizes.batch_size
+        if rows == 1:
+            raise UserError(
+                "memory is too small for a single row: --gradient-checkpointing, a shorter "
+                "--max-length, --strategy fsdp, or a smaller model"
+            )
+        total, half = self.sizes.global_batch_size, math.ceil(rows / 2)
+        self.sizes = BatchSizes(total, half, math.ceil(total / (half * self.num_replicas)))
+
+    def __len__(self) -> int:
+        """Micro-batches that are left for this rank. The last, short step may need fewer."""
+        whole, rest = divmod(len(self.store), self.sizes.global_batch_size)
+        left = max(0, whole - self.first_step) * self._accumulation(self.sizes.global_batch_size)
+        return left + (self._accumulation(rest) if self.first_step <= whole else 0)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for step in range(self.first_step, self.steps_per_epoch):
+            yield from self._deal(self.global_batch(step))
+
+    def _accumulation(self, rows: int) -> int:
+        """Micro-batches of a rank in a step of `rows` rows."""
+        return math.ceil(rows / (self.num_replicas * self.sizes.batch_size))
+
+    def global_batch(self, step: int, epoch: int | None = None) -> np.ndarray:
+        """Row numbers of one optimizer step (of the running epoch), from short to long."""
+        window, place = divmod(step, WINDOW)
+        key = (self.epoch if epoch is None else epoch, window)
+        if self._window is None or self._window[0] != key:
+            self._window = key, self._batches_of(*key)
+        return self._window[1][place]
+
+    def _batches_of(self, epoch: int, window: int) -> list[np.ndarray]:
+        """The global batches of one window of an epoch."""
+        n, size = len(self.store), self.sizes.global_batch_size
+        first, last = window * WINDOW * size, min(n, (window + 1) * WINDOW * size)
+        rows = shuffled(np.arange(first, last), n, (self.seed, epoch))
+        whole = len(rows) // size * size
+        rows, short = rows[:whole], rows[whole:]  # the short batch: random rows, and last
+        if self.group_by_length:
+            rows = self._by_length(rows)  # and with that every batch of them
+        batches = [rows[i : i + size] for i in range(0, whole, size)]
+        if self.group_by_length:
+            order = shuffled(np.arange(len(batches)), len(batches), (self.seed, epoch, window + 1))
+            batches = [batches[i] for i in order]
+        else:
+            batches = [self._by_length(batch) for batch in batches]
+        return [*batches, self._by_length(short)] if len(short) else batches
+
+    def _by_length(self, rows: np.ndarray) -> np.ndarray:
+        lengths = self.store.lengths(rows)
+        small = np.min_scalar_type(lengths.max(initial=0))  # 16 bits are sorted by their digits
+        return rows[np.argsort(lengths.astype(small), kind="stable")]
+
+    def _deal(self, rows: np.ndarray) -> Iterator[MicroBatch]:
+        """Cut a global batch into shares of like length; ranks take neighbouring ones at once.
+
+        A share without rows becomes one filler row of weight 0: every rank runs every collective.
+        """
+        lengths, weight = self.store.lengths(rows), self.row_weight(rows)
+        ranks = self.num_replicas
+        count = ranks * self._accumulation(len(rows))
+        bounds = np.arange(count + 1) * len(rows) // count
+        sizes = np.diff(bounds)
+        padded = np.where(sizes == 0, lengths[0], lengths[bounds[1:] - 1])
+        fill = np.maximum(sizes, 1)
+        if self.lengths is not None:
+            padded = self.lengths[np.searchsorted(self.lengths, padded)]
+            fill[:] = self.sizes.batch_size
+        weight_sum, tokens, computed = (
+            float(weight.sum()), int(lengths.sum()), int((fill * padded).sum())
+        )  # fmt: skip
+        for share in range(self.rank, count, ranks):
+            mine, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
+            yield MicroBatch(
+                rows=np.append(rows[mine], rows[:1].repeat(fillers)),
+                weight=np.append(weight[mine], np.zeros(fillers)),
+                ends_step=share + ranks >= count,
+                length=int(padded[share]),
+                weight_sum=weight_sum,
+                step_rows=len(rows),
+                step_tokens=tokens,
+                step_padded_tokens=computed,
+            )

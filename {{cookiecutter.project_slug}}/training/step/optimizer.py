@@ -1,0 +1,98 @@
+"""AdamW with and without weight decay, and the learning rate over the steps."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from training.settings.config import TrainConfig
+
+PLATEAU_FACTOR = 0.5  # what the learning rate is multiplied by
+PLATEAU_PATIENCE = 1  # evaluations without a better metric that are let pass
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """AdamW. Weight decay acts on matrices, not on biases and norms, whatever their names are."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay,
+         "name": "decay"},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, "name": "no_decay"},
+    ]  # fmt: skip
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+
+
+def learning_rates(optimizer: Optimizer) -> dict[str, float]:
+    """For the log: `lr` of the first group, and `lr_NAME` of each."""
+    rates = {f"lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
+    return {"lr": optimizer.param_groups[0]["lr"], **rates}
+
+
+class Schedule:
+    """Learning rate after `steps_done` optimizer steps: warm-up to the peak, then down.
+
+    It is at its peak when the warm-up is over and at 0 when `total_steps` are done, so no step is
+    taken with a learning rate of 0. `plateau` stays at the peak until `evaluated` sees no better
+    score.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, kind: str, total_steps: int, warmup_ratio: float = 0.0
+    ) -> None:
+        self.optimizer = optimizer
+        self.kind = kind
+        self.total_steps = total_steps
+        self.warmup_steps = math.ceil(warmup_ratio * total_steps)
+        self.peaks = [group["lr"] for group in optimizer.param_groups]
+        self.steps_done = 0
+        self.plateau = {"factor": 1.0, "best": -math.inf, "waited": 0.0}
+        self._set()
+
+    def factor(self, steps_done: int) -> float:
+        """The part of the peak learning rate that step number `steps_done` (from 0) uses."""
+        warmup, total = self.warmup_steps, self.total_steps
+        if steps_done < warmup:
+            return (steps_done + 1) / (warmup + 1)
+        done = min(1.0, (steps_done - warmup) / max(1, total - warmup))
+        if self.kind == "linear":
+            return 1.0 - done
+        if self.kind == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.plateau["factor"]  # 1 for "constant"
+
+    def step(self) -> None:
+        """Call once after each optimizer step."""
+        self.steps_done += 1
+        self._set()
+
+    def undo_step(self) -> None:
+        """Call when a step that was counted turns out to have been skipped."""
+        self.steps_done -= 1
+        self._set()
+
+    def evaluated(self, score: float) -> None:
+        """Tell the plateau schedule a score of the validation rows; higher is better."""
+        if self.kind != "plateau":
+            return
+        if score > self.plateau["best"]:
+            self.plateau |= {"best": score, "waited": 0.0}
+            return
+        self.plateau["waited"] += 1
+        if self.plateau["waited"] > PLATEAU_PATIENCE:
+            self.plateau |= {"factor": self.plateau["factor"] * PLATEAU_FACTOR, "waited": 0.0}
+            self._set()
+
+    def _set(self) -> None:
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * self.factor(self.steps_done)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps_done": self.steps_done, "plateau": dict(self.plateau)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps_done = state["steps_done"]
+        self.plateau = dict(state["plateau"])
+        self._set()
