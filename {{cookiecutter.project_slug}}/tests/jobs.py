@@ -7,29 +7,32 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import data
 import train
 from model import build_model, build_tokenizer, loss_per_row
-from training.checkpoint import run_folder as runs
+from training.checkpoint import run_folder
 from training.checkpoint.rng import seed_everything
-from training.dataset.build import open_splits, prepare_tokenizer
-from training.distributed import ranks as distributed
-from training.distributed import watchdog
-from training.distributed import wrap as wrap_module
-from training.launch import signals as stopping
+from training.dataset.build import open_dataset
+from training.distributed import ranks, watchdog
+from training.launch import signals
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
+from training.step import evaluation
 from training.step.batch_plan import BatchPlan
-from training.step.evaluation import compute_metrics, gather_logits
-from training.step.weights import row_weight
+from training.step.evaluation import Evaluator
+from training.step.loss import row_weight
+from training.step.optimizer import build_optimizer
 from training.tracking.tracker import Tracker
 
 TIMEOUT = 20.0  # of a collective: a hang becomes an exception
@@ -38,9 +41,9 @@ TIMEOUT = 20.0  # of a collective: a hang becomes an exception
 def run(config: TrainConfig) -> None:
     watchdog.report(watchdog.START)  # these processes have had other runs
     try:
-        train.main(config, distributed.setup(TIMEOUT)[0])
+        train.main(config, ranks.setup(TIMEOUT)[0])
     finally:
-        runs.release()  # of a run that failed
+        run_folder.release()  # of a run that failed
 
 
 class Patch:
@@ -59,7 +62,7 @@ class Patch:
 
 def many_runs(configs: list[TrainConfig]) -> None:
     """Several runs in one process group each, one after the other."""
-    device, _ = distributed.setup(TIMEOUT)
+    device, _ = ranks.setup(TIMEOUT)
     for config in configs:
         train.main(config, device)
 
@@ -70,16 +73,16 @@ def run_stopped_at(config: TrainConfig, step: int) -> None:
     def agreed(self: Any, error: Any = None) -> bool:
         return watchdog.position[:2] == ("training", step)
 
-    with Patch(stopping.StopRequest, "agreed", agreed):
+    with Patch(signals.StopRequest, "agreed", agreed):
         run(config)
 
 
 def agreements(asked_at: int, calls: int) -> list[bool]:
     """Answers to `agreed`, where two ranks are already many and rank 1 is asked to stop."""
-    distributed.setup(TIMEOUT)
-    stop, found = stopping.StopRequest(), []
+    ranks.setup(TIMEOUT)
+    stop, found = signals.StopRequest(), []
     stop.ready()
-    with Patch(stopping, "RANKS_AT_ONCE", 1):
+    with Patch(signals, "RANKS_AT_ONCE", 1):
         for call in range(1, calls + 1):
             stop.asked = torch.distributed.get_rank() == 1 and call >= asked_at
             found.append(stop.agreed())
@@ -87,49 +90,60 @@ def agreements(asked_at: int, calls: int) -> list[bool]:
     return found
 
 
+class WatchingOperations(TorchDispatchMode):
+    """Calls `see(name, tensors)` for each operation that reads a value or runs a collective."""
+
+    def __init__(self, see: Callable[[str, Any], None]) -> None:
+        super().__init__()
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if "_local_scalar_dense" in name or "nonzero" in name:
+            self.see("reads", [])
+        elif name.startswith("c10d."):
+            self.see(name.split(".")[1], args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def before_each_update(function: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
+    """Call `function` right before an optimizer changes the weights: PyTorch's own seam."""
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: function(optimizer))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def all_reduces_per_step(config: TrainConfig) -> list[int]:
-    """How often DDP reduced gradients, for each optimizer step."""
+    """How often gradients were reduced over ranks, for each optimizer step."""
     calls: list[int] = [0]
 
-    def hook(
-        state: object, bucket: torch.distributed.GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:
-        calls[-1] += bucket.is_last()
-        work = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
-        return work.then(lambda f: f.value()[0] / torch.distributed.get_world_size())
+    def see(name: str, tensors: Any) -> None:
+        if name == "allreduce_" and tensors[0].is_floating_point() and tensors[0].numel() > 1:
+            calls[-1] += 1
 
-    def wrap(*args: Any) -> Any:
-        ddp: Any = wrapped(*args)
-        ddp.register_comm_hook(None, hook)
-        return ddp
-
-    def clip(*args: Any) -> torch.Tensor:
-        calls.append(0)
-        return clipped(*args)
-
-    wrapped, clipped = wrap_module.wrap, train.clip_grad_norm_
-    with Patch(wrap_module, "wrap", wrap), Patch(train, "clip_grad_norm_", clip):
+    with before_each_update(lambda _: calls.append(0)), WatchingOperations(see):
         run(config)
     return calls[:-1]
 
 
 def share_reduced(config: TrainConfig) -> float:
     """Bytes of gradients that a hook reduced, as a share of all there were."""
-    reduce, wrap = torch.distributed.all_reduce, wrap_module.wrap
+    reduce = torch.distributed.all_reduce
     sent, whole = [0], [0]
 
     def counting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         sent[0] += tensor.nbytes
         return reduce(tensor, *args, **kwargs)
 
-    def wrapping(model: Any, *args: Any) -> Any:
+    def building(*args: Any) -> Any:
+        model = build_model(*args)
         whole[0] = sum(p.nbytes for p in model.parameters())
-        return wrap(model, *args)
+        return model
 
-    with (
-        Patch(torch.distributed, "all_reduce", counting),
-        Patch(wrap_module, "wrap", wrapping),
-    ):
+    with Patch(torch.distributed, "all_reduce", counting), Patch(train, "build_model", building):
         run(config)
     assert config.max_steps is not None
     return sent[0] / (whole[0] * config.max_steps)
@@ -138,33 +152,21 @@ def share_reduced(config: TrainConfig) -> float:
 def syncs_per_step(config: TrainConfig) -> list[dict[str, int]]:
     """For each step: how often a value was read back to the host, something was printed, and how
     many collectives there were."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     counts: list[dict[str, int]] = [{}]
 
-    def count(what: str) -> None:
+    def see(what: str, _: Any = None) -> None:
         counts[-1][what] = counts[-1].get(what, 0) + 1
-
-    class Counting(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            name = str(func)
-            if "_local_scalar_dense" in name or "nonzero" in name:
-                count("reads")
-            elif name.startswith("c10d."):
-                count(name.split(".")[1])
-            return func(*args, **(kwargs or {}))
 
     def advance(self: Any) -> None:
         counts.append({})
 
     class Screen(io.StringIO):
         def write(self, text: str) -> int:
-            count("prints")
+            see("prints")
             return len(text)
 
-    with Patch(Tracker, "advance", advance), Patch(sys, "stdout", Screen()), Counting():
+    screen = Patch(sys, "stdout", Screen())
+    with Patch(Tracker, "advance", advance), screen, WatchingOperations(see):
         run(config)
     return counts[:-1]
 
@@ -173,16 +175,14 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
     """Gradients of the first step: DDP's, summed by hand over ranks, and of the full batch."""
     kept: dict[str, Any] = {}
 
-    def clip(parameters: list[torch.Tensor], norm: float) -> torch.Tensor:
-        kept["ddp"] = [p.grad.clone() for p in parameters if p.grad is not None]
-        return clipped(parameters, norm)
+    def keep(optimizer: torch.optim.Optimizer) -> None:
+        kept["ddp"] = [p.grad.clone() for group in optimizer.param_groups for p in group["params"]]
 
-    clipped = train.clip_grad_norm_
-    with Patch(train, "clip_grad_norm_", clip):
+    with before_each_update(keep):
         run(replace(config, max_steps=1))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    store, _, _ = open_splits(config, data, tokenizer)
+    tokenizer, splits = open_dataset(config, data, build_tokenizer)
+    store = splits["train"]
     plan = BatchPlan(store, batch_sizes(config, world_size), seed=config.seed,
                      row_weight=row_weight(config, store))  # fmt: skip
     rows = plan.global_batch(0)
@@ -195,12 +195,13 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
         labels = torch.from_numpy(store.label_ids(rows[part]).astype(np.int64))
         losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels)
         (losses * weight[part]).sum().backward()
-        return [p.grad for p in model.parameters() if p.grad is not None]
+        groups = build_optimizer(model, config).param_groups
+        return [p.grad for group in groups for p in group["params"]]
 
     everything = np.arange(len(rows))
     kept["full"] = [g / weight.sum() for g in gradient(everything)]
     mine = gradient(everything[rank::world_size])
-    kept["by hand"] = [distributed.reduce_tensor(g) / weight.sum() for g in mine]
+    kept["by hand"] = [ranks.reduce_tensor(g) / weight.sum() for g in mine]
     return kept
 
 
@@ -258,15 +259,12 @@ def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int)
 
 def run_with_broken_evaluation(config: TrainConfig) -> None:
     """A run whose weights give no finite loss any more, which only an evaluation sees."""
+    measured = evaluation.compute_metrics
 
-    def evaluate(*args: Any, **options: Any) -> Any:
-        result = evaluated(*args, **options)
-        if watchdog.position.phase != "training" and result.metrics:
-            result.metrics["loss"] = float("nan")
-        return result
+    def metrics(*args: Any) -> dict[str, float]:
+        return measured(*args) | {"loss": float("nan")}
 
-    evaluated = train.evaluate
-    with Patch(train, "evaluate", evaluate):
+    with Patch(evaluation, "compute_metrics", metrics):
         run(config)
 
 
@@ -276,7 +274,7 @@ def run_stopped_in(config: TrainConfig, phase: str, batch: int = 1) -> None:
     def agreed(self: Any, error: Any = None) -> bool:
         return watchdog.position.phase == phase and watchdog.position.step >= batch
 
-    with Patch(stopping.StopRequest, "agreed", agreed):
+    with Patch(signals.StopRequest, "agreed", agreed):
         run(config)
 
 
@@ -312,35 +310,31 @@ def run_until_time_is_up(config: TrainConfig, seconds: float) -> None:
 
 
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
-    """Per-row logits, truth and metrics of the validation rows, with fresh weights."""
-    device, _ = distributed.setup(TIMEOUT)
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    _, val, _ = open_splits(config, data, tokenizer)
-    assert val is not None
+    """Logits, truth and metrics of the validation rows, with fresh weights, on the main process."""
+    device, _ = ranks.setup(TIMEOUT)
+    tokenizer, splits = open_dataset(config, data, build_tokenizer)
     seed_everything(config.seed)
-    model = build_model(config, tokenizer, val.labels)
-    logits = gather_logits(model, val, device, nullcontext, config.eval_batch_size, "")
-    if logits is None:
-        return None, None, None
-    truth = val.label_ids()
-    return logits, truth, compute_metrics(logits, truth)
+    model = build_model(config, tokenizer, splits["val"].labels)
+    evaluator = Evaluator(model, device, nullcontext, config.eval_batch_size)
+    result = evaluator.evaluate(splits["val"])
+    assert result is not None
+    return result.logits, result.truth, result.metrics
 
 
 def dropout_and_weights(config: TrainConfig) -> tuple[list[float], Any, list[str]]:
     """What each rank draws, the first weights that it had, and its label names."""
     kept: dict[str, Any] = {}
 
-    def wrap(model: Any, *args: Any) -> Any:
+    def building(*args: Any) -> Any:
+        model = build_model(*args)
         kept["first"] = [p.detach().clone() for p in model.parameters()]
         kept["labels"] = list(model.config.id2label.values())
-        return wrapped(model, *args)
+        return model
 
-    def saver(*args: Any) -> Any:  # right before the first step
+    def ready(self: Any) -> None:  # right before the first step
         kept["mask"] = torch.nn.functional.dropout(torch.ones(64)).tolist()
-        return made(*args)
 
-    wrapped, made = wrap_module.wrap, train.Saver
-    with Patch(wrap_module, "wrap", wrap), Patch(train, "Saver", saver):
+    with Patch(train, "build_model", building), Patch(signals.StopRequest, "ready", ready):
         run(config)
     return kept["mask"], kept["first"], kept["labels"]
 
@@ -348,14 +342,11 @@ def dropout_and_weights(config: TrainConfig) -> tuple[list[float], Any, list[str
 def drift(config: TrainConfig) -> None:
     """One rank's weights go astray in the first step."""
 
-    def clip(parameters: list[torch.Tensor], norm: float) -> torch.Tensor:
-        result = clipped(parameters, norm)
+    def disturb(optimizer: torch.optim.Optimizer) -> None:
         if torch.distributed.get_rank() == 1:
-            parameters[0].data[0] += 1e-3
-        return result
+            optimizer.param_groups[0]["params"][0].data[0] += 1e-3
 
-    clipped = train.clip_grad_norm_
-    with Patch(train, "clip_grad_norm_", clip):
+    with before_each_update(disturb):
         run(config)
 
 

@@ -110,19 +110,20 @@ def test_other_format_version(tmp_path: Path) -> None:
     path = make(tmp_path, 1)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text("utf-8"))
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"version": 99}), "utf-8")
-    with pytest.raises(UserError, match="checkpoint format 99, this code reads 2"):
+    with pytest.raises(UserError, match="checkpoint format 99, this code reads format 3"):
         checkpoint.newest(tmp_path)
 
 
-def test_code_in_a_checkpoint_is_refused() -> None:
+def test_code_in_a_checkpoint_is_refused(tmp_path: Path) -> None:
     """Only tensors and plain types are unpickled."""
 
     class Evil:
         def __reduce__(self) -> tuple:
             return (print, ("owned",))
 
+    (tmp_path / "state.pt").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(UserError, match="holds more than data, not loaded"):
-        checkpoint.load_state(pickle.dumps(Evil()), Path("x"))
+        checkpoint.load_state(tmp_path)
 
 
 def test_run_keeps_the_newest_and_the_best(ranks: Ranks, settings: Settings) -> None:
@@ -136,10 +137,8 @@ def test_run_keeps_the_newest_and_the_best(ranks: Ranks, settings: Settings) -> 
         "best", "checkpoints", "config.toml", "log.txt", "metrics.jsonl", "report.txt",
         "results.json", "tensorboard",
     ]  # fmt: skip
-    state = torch.load(
-        run / "checkpoints" / "step-00000012" / "state.pt"
-    )  # weights_only by default
-    assert state["at"]["step"] == 12
+    state = checkpoint.load_state(run / "checkpoints" / "step-00000012")
+    assert state["progress"]["step"] == 12
 
 
 def test_damaged_newest_in_a_run(ranks: Ranks, settings: Settings) -> None:

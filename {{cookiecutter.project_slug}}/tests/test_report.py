@@ -21,8 +21,8 @@ from training.dataset.token_store import TokenStore
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
+from training.tracking import console
 from training.tracking import data_report as report
-from training.tracking import results
 
 Settings = Callable[..., TrainConfig]
 Rows = list[tuple[str, str]]
@@ -268,15 +268,14 @@ def test_short_form_in_the_log(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """A run says the same remarks, and nothing more where there is nothing to say."""
-    monkeypatch.setattr(results, "is_main", lambda: True)
     monkeypatch.setattr(logging.getLogger("training"), "propagate", True)
     config, splits, _ = stores(settings, tmp_path)
-    results.describe_data(dict(splits), config.max_length)
+    console.describe_data(dict(splits), config.max_length)
     said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert said == report.remarks(splits)
     caplog.clear()
     path = write_tsv(tmp_path / "clean.tsv", [("cat", "a"), ("dog", "b")])
     clean = settings(train_file=(str(path),), val_file=(), val_fraction=0.0)
     tokenizer = prepare_tokenizer(clean, data, build_tokenizer)
-    results.describe_data({"train": open_splits(clean, data, tokenizer)[0], "val": None}, 48)
+    console.describe_data({"train": open_splits(clean, data, tokenizer)[0]}, 48)
     assert [r for r in caplog.records if r.levelname == "WARNING"] == []

@@ -13,8 +13,8 @@ from ranks import Ranks
 from torch import nn
 
 from training.settings.config import TrainConfig
-from training.step.kernels import choose_kernels
-from training.tracking import speed
+from training.step.compile import choose_kernels
+from training.tracking import throughput
 
 Settings = Callable[..., TrainConfig]
 CUDA = torch.device("cuda", 0)
@@ -23,9 +23,9 @@ CUDA = torch.device("cuda", 0)
 def test_flops_of_a_token() -> None:
     """Six for each weight of a matrix; four for a frozen one, none for a table or a bias."""
     model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    assert speed.flops_per_token(model) == 6 * (8 * 4 + 4 * 3)
+    assert throughput.flops_per_token(model) == 6 * (8 * 4 + 4 * 3)
     model[1].requires_grad_(False)
-    assert speed.flops_per_token(model) == 4 * 8 * 4 + 6 * 4 * 3
+    assert throughput.flops_per_token(model) == 4 * 8 * 4 + 6 * 4 * 3
 
 
 def test_peaks_of_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_peaks_of_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def peak(name: str, precision: str) -> float | None:
         monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
-        return speed.peak_flops(CUDA, precision, 1)
+        return throughput.peak_flops(CUDA, precision, 1)
 
     assert peak("NVIDIA H100 80GB HBM3", "bf16") == 8 * 989e12
     assert peak("NVIDIA A100-SXM4-40GB", "tf32") == 8 * 156e12
@@ -42,7 +42,7 @@ def test_peaks_of_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak("NVIDIA L4", "fp16") == 8 * 121e12
     assert peak("NVIDIA H100 80GB HBM3", "fp32") is None
     assert peak("Another GPU", "bf16") is None
-    assert speed.peak_flops(torch.device("cpu"), "bf16", 1) is None
+    assert throughput.peak_flops(torch.device("cpu"), "bf16", 1) is None
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jobs
@@ -15,6 +16,7 @@ from ranks import RankError, Ranks
 
 from training.checkpoint import checkpoint
 from training.checkpoint.saver import Saver
+from training.checkpoint.state import Progress
 from training.distributed import watchdog
 from training.launch import rank_failure
 from training.settings.config import TrainConfig
@@ -55,8 +57,9 @@ def test_bad_step_is_skipped_on_all_ranks(ranks: Ranks, settings: Settings, kind
     ranks.run(2, jobs.run_with_bad_loss, config, kind, [3, 7])
     for step in (3, 7):
         assert same(weights(config, step - 1), weights(config, step))
-        moments = [state_of(config, s)["optimizer"]["state"][0] for s in (step - 1, step)]
-        assert all(torch.equal(moments[0][k], moments[1][k]) for k in moments[0])
+        moments = [state_of(config, s)["optimizer"]["state"] for s in (step - 1, step)]
+        for name, of_one in moments[0].items():
+            assert same(of_one, moments[1][name])
         assert not same(weights(config, step), weights(config, step + 1))
     lines = lines_of(config)
     assert [line["step"] for line in lines if line["loss"] is None] == [3, 7]
@@ -97,7 +100,7 @@ def test_broken_weights_are_never_the_best(ranks: Ranks, settings: Settings) -> 
     config = settings()
     ranks.run(2, jobs.run_with_broken_evaluation, config)
     assert not (run_of(config) / "best").exists()
-    assert state_of(config, 14)["at"]["waited"] == 2
+    assert state_of(config, 14)["progress"]["evaluations_since_best"] == 2
 
 
 def test_resumed_right_after_a_bad_step(ranks: Ranks, settings: Settings) -> None:
@@ -143,7 +146,7 @@ def test_stop_in_an_evaluation(ranks: Ranks, settings: Settings, phase: str) -> 
     assert "val" not in results(config)
     if phase == "evaluating":
         assert results(config)["step"] == 7
-        assert state_of(config, 7)["at"]["evaluation_due"] is True
+        assert state_of(config, 7)["progress"]["evaluation_due"] is True
     ranks.run(2, jobs.run, config)
     assert results(config)["stopped"] is False
     assert lines_of(whole, "val") == lines_of(config, "val")
@@ -197,36 +200,33 @@ def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> N
     # Not a loaded one: transformers saves that in another way.
     model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(tiny_model))
     (tmp_path / "checkpoints").mkdir()
-    saver = Saver(tmp_path, model, AutoTokenizer.from_pretrained(tiny_model), keep=2)
+    state: Any = SimpleNamespace(progress=Progress())
+    saver = Saver(tmp_path, model, AutoTokenizer.from_pretrained(tiny_model), state, keep=2)
     first = {k: v.clone() for k, v in model.state_dict().items()}
     moment = torch.ones(3)
     for step in (1, 2, 3):
-        saver.save(
-            step,
-            model.state_dict(),
-            {"moment": moment, "nested": [moment, {"a": (1, None)}]},
-            best=step == 1,
-        )
+        content = {"moment": moment, "nested": [moment, {"a": (1, None)}]}
+        saver._save(step, model.state_dict(), content, is_best=step == 1, is_last=False)
         with torch.no_grad():
             model.classifier.bias += 1
         moment += 1
         if step == 1:  # written after best/, with the same weights
-            saver.wait()
+            saver._wait()
             written = jobs.weights_of(tmp_path / "checkpoints" / "step-00000001")
             assert written.keys() == first.keys()
             assert same(written, first)
-    saver.wait()
+    saver._wait()
     found = {p.name: jobs.weights_of(p) for p in (tmp_path / "checkpoints").iterdir()}
     assert sorted(found) == ["step-00000002", "step-00000003"]
     assert torch.equal(found["step-00000003"]["classifier.bias"], first["classifier.bias"] + 2)
     assert same(jobs.weights_of(tmp_path / "best"), first)
-    state = torch.load(tmp_path / "checkpoints" / "step-00000003" / "state.pt")
-    assert state["moment"].tolist() == [3, 3, 3]
-    assert state["nested"][1] == {"a": (1, None)}
+    written_state = torch.load(tmp_path / "checkpoints" / "step-00000003" / "state.pt")
+    assert written_state["moment"].tolist() == [3, 3, 3]
+    assert written_state["nested"][1] == {"a": (1, None)}
     (tmp_path / "checkpoints").rename(tmp_path / "gone")
-    saver.save(4, model.state_dict(), {}, best=False)
+    saver._save(4, model.state_dict(), {}, is_best=False, is_last=False)
     with pytest.raises(UserError, match=r"cannot write .*step-00000004: No such file"):
-        saver.wait()
+        saver._wait()
 
 
 # -- resume --------------------------------------------------------------------------------------
@@ -240,11 +240,11 @@ def test_resume_anyway(ranks: Ranks, settings: Settings) -> None:
     with pytest.raises(RankError, match=r"lr was 0.003, now 0.0001.*insist with --resume-anyway"):
         ranks.run(1, jobs.run, changed)
     ranks.run(1, jobs.run, replace(changed, resume_anyway=True))
-    assert "continued anyway" in (run_of(config) / "log.txt").read_text("utf-8")
+    assert "resumed anyway" in (run_of(config) / "log.txt").read_text("utf-8")
     # 5 steps of 32 rows were done, which are 10 of 16, and 13 steps are an epoch now.
     assert lines_of(config)[-1]["step"] == 26
-    at = state_of(config, 26)["at"]
-    assert (at["epoch"], at["step_in_epoch"]) == (2, 26 - 5 - 3 - 13)
+    progress = state_of(config, 26)["progress"]
+    assert (progress["epoch"], progress["step_in_epoch"]) == (2, 26 - 5 - 3 - 13)
 
 
 def test_an_older_checkpoint_in_place(ranks: Ranks, settings: Settings) -> None:

@@ -18,7 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from training.checkpoint.state import Progress
 from training.settings.config import TrainConfig
-from training.tracking.tracker import ConsoleHandler, _forget_after
+from training.tracking.console import ConsoleHandler
+from training.tracking.tracker import _forget_after
 
 Settings = Callable[..., TrainConfig]
 
@@ -116,8 +117,8 @@ def test_trains_without_tensorboard(ranks: Ranks, settings: Settings) -> None:
     code = (
         "import sys; sys.modules['torch.utils.tensorboard'] = None\n"
         "import os; sys.path.insert(0, os.getcwd())\n"
-        "import train; from training import flags, process\n"
-        "process.run(train.main, flags.load_config(sys.argv[1:]))"
+        "import train; from training.launch import worker; from training.settings import flags\n"
+        "worker.run(train.main, flags.load_config(sys.argv[1:]))"
     )
     settings_file = Path(config.runs_dir).parent / "config.toml"
     settings_file.write_text(config.to_toml(), "utf-8")

@@ -1,11 +1,10 @@
 """Checkpoints: written whole or not at all, verified when read, the newest kept.
 
 `step-00000123/` holds the model and tokenizer in Hugging Face form, `state.pt` with everything else
-that a run needs to go on to the bit, and `manifest.json` with the size and hash of each file.
+that a run needs to resume bit-identically, and `manifest.json` with size and hash of each file.
 """
 
 import hashlib
-import io
 import json
 import logging
 import os
@@ -24,22 +23,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from training.settings.errors import UserError
 
 log = logging.getLogger("training")
-VERSION = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 
 
 def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, size: int = 0) -> None:
     """Make `folder` by `write`, under a temporary name, flushed to disk, then renamed.
 
-    An existing `folder` is replaced, and is kept aside until the new one stands. On any error the
-    temporary folder is removed and the old one is as it was. `size`: bytes that it needs, about.
-    Errors: UserError when the disk is the fault.
+    An existing `folder` is replaced, and is kept under another name until the new one is complete.
+    On any error the temporary folder is removed and the old one is as it was. `size`: about how
+    many bytes it needs. Errors: UserError if the disk is at fault.
     """
     writing = folder.with_name(f".writing-{folder.name}")
     old = folder.with_name(f".old-{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
     try:
-        writing.mkdir()  # no parents: where the run's folder is gone, this is not the place
+        writing.mkdir()  # no parents: if the run's folder was removed, it is not made again
         write(writing)
         mode = writing.stat().st_mode & 0o666  # as umask says
         files = {}
@@ -50,7 +49,7 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, siz
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             name = path.relative_to(writing).as_posix()
             files[name] = {"size": path.stat().st_size, "sha256": digest}
-        manifest = json.dumps({"version": VERSION, "step": step, "files": files}, indent=1)
+        manifest = json.dumps({"version": FORMAT, "step": step, "files": files}, indent=1)
         with (writing / MANIFEST).open("w", encoding="utf-8") as file:
             file.write(manifest)
             file.flush()
@@ -62,10 +61,11 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, siz
         os.replace(writing, folder)
         _sync_folder(folder.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
+        # safetensors and torch.save have no type of their own for a disk that fails.
         if not (
             isinstance(error, OSError) or re.search(r"os error|file write|writing file", str(error))
         ):
-            raise  # no fault of the disk
+            raise
         reason = getattr(error, "strerror", None) or str(error)
         if folder.parent.is_dir() and not isinstance(error, PermissionError):
             free = shutil.disk_usage(folder.parent).free / 2**20
@@ -85,15 +85,16 @@ def _sync_folder(folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Tidy up in `folder` what a killed `write_folder` left: half a folder, or one set aside."""
-    for half in folder.glob(".writing-*"):
-        shutil.rmtree(half, ignore_errors=True)
+    """Clean up after a `write_folder` that was killed: remove incomplete folders, and give a
+    complete one that was about to be replaced its name back."""
+    for incomplete in folder.glob(".writing-*"):
+        shutil.rmtree(incomplete, ignore_errors=True)
     for old in folder.glob(".old-*"):
-        whole = folder / old.name.removeprefix(".old-")
-        if whole.exists():
+        complete = folder / old.name.removeprefix(".old-")
+        if complete.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:
-            os.replace(old, whole)
+            os.replace(old, complete)
 
 
 def save(
@@ -106,18 +107,19 @@ def save(
 ) -> None:
     """Write the model and tokenizer so that `transformers` loads them, without the network.
 
-    `weights`: a state of the model. `state`: what else a checkpoint holds.
+    `weights`: those of the model. `state`: the rest of a checkpoint, for `state.pt`.
     """
 
     def write(folder: Path) -> None:
-        # A dict of its own: it takes the weights out of the one that it is given.
+        # A copy of the dict, since save_pretrained empties the one that it is given.
         model.save_pretrained(folder, state_dict=dict(weights))
         tokenizer.save_pretrained(folder)
         if state is not None:
             torch.save(state, folder / "state.pt")
 
     size = sum(t.nbytes for t in weights.values())
-    write_folder(folder, write, step, size * (1 if state is None else 3))  # AdamW has two a weight
+    copies = 1 if state is None else 3  # AdamW keeps two values a weight
+    write_folder(folder, write, step, size * copies)
 
 
 def remove_old(checkpoints: Path, keep: int) -> None:
@@ -126,22 +128,22 @@ def remove_old(checkpoints: Path, keep: int) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def set_aside_after(checkpoints: Path, step: int) -> None:
-    """Rename what is there of later steps, which a run that goes on from `step` makes anew.
+def rename_later(checkpoints: Path, step: int) -> None:
+    """Rename checkpoints of later steps, which a run that resumes from `step` will write again.
 
-    They are of another course of the run, or damaged; the user may want them all the same.
+    They belong to another course of the run, or are damaged; the user may still want them.
     """
     for number, folder in saved(checkpoints):
         if number > step:
             aside = folder.with_name(f"aside-{time.strftime('%Y%m%d-%H%M%S')}-{folder.name}")
             os.replace(folder, aside)
-            log.warning("going on from step %d; set aside as %s: %s", step, aside.name, folder)
+            log.warning("resuming from step %d; %s is renamed to %s", step, folder, aside.name)
 
 
 def saved(checkpoints: Path) -> list[tuple[int, Path]]:
     """The checkpoints in a folder, (step, path), oldest first, by number."""
     found = {}
-    for path in sorted(checkpoints.glob("*step-*")):  # one that was set aside comes first
+    for path in sorted(checkpoints.glob("*step-*")):  # .old-step-... sorts first
         if match := re.fullmatch(r"(?:\.old-)?step-(\d+)", path.name):
             found[int(match[1])] = path
     return sorted(found.items())
@@ -151,9 +153,10 @@ def problem_of(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None. Errors: UserError for another format version."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["version"] != VERSION:
+        if manifest["version"] != FORMAT:
             raise UserError(
-                f"{folder} has checkpoint format {manifest['version']}, this code reads {VERSION}"
+                f"{folder} has checkpoint format {manifest['version']}, this code reads format "
+                f"{FORMAT}; resume it with the code that wrote it, or give another --run-name"
             )
         for name, expected in manifest["files"].items():
             path = folder / name
@@ -175,57 +178,32 @@ def step_of(folder: Path) -> int:
 
 
 def newest(checkpoints: Path) -> Path | None:
-    """The newest good checkpoint; a damaged one is passed over with a warning.
+    """The newest good checkpoint; damaged ones are skipped with a warning.
 
-    Errors: UserError when there are checkpoints and none is good: to start again from step 0
-    without a word would cost the user what the run has learned.
+    Errors: UserError if there are checkpoints and none is good: silently starting again from step 0
+    would cost the user what the run has learned.
     """
     found = saved(checkpoints)
     for _, folder in reversed(found):
         problem = problem_of(folder)
         if problem is None:
             return folder
-        log.warning("passing over the damaged checkpoint %s: %s", folder, problem)
+        log.warning("skipping the damaged checkpoint %s: %s", folder, problem)
     if found:
         raise UserError(
             f"none of the {len(found)} checkpoints in {checkpoints} can be read; "
-            "give another --run-name to start again"
+            "give another --run-name to start from the beginning"
         )
     return None
 
 
-def load_state(content: bytes, folder: Path) -> dict[str, Any]:
+def load_state(folder: Path) -> dict[str, Any]:
     """The content of `folder`'s state.pt. Only tensors and plain types are ever unpickled.
 
-    Errors: UserError when there is anything else in it.
+    Errors: UserError if there is anything else in it.
     """
     try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{folder}/state.pt holds more than data, not loaded: {reason}") from None
-
-
-def check_same_run(saved: dict[str, Any], now: dict[str, Any], insist: bool) -> None:
-    """Refuse to continue a run with settings under which it would have learned something else,
-    unless told to `insist`."""
-    if saved["total_steps"] != now["total_steps"]:
-        log.warning(
-            "the schedule was made for %d steps and now is for %d: the learning rate goes on from "
-            "where it would be then", saved["total_steps"], now["total_steps"],
-        )  # fmt: skip
-        saved = saved | {"total_steps": now["total_steps"]}
-    different = [k for k in now if _plain(saved.get(k)) != _plain(now[k])]
-    if not different:
-        return
-    shown = "; ".join(f"{k} was {saved.get(k)!r}, now {now[k]!r}" for k in different)
-    if not insist:
-        raise UserError(
-            f"this run cannot be continued with other settings: {shown:.500}; give another "
-            "--run-name to start a new one, or insist with --resume-anyway"
-        )
-    log.warning("continued anyway, though rows may come twice or never in this epoch: %s", shown)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

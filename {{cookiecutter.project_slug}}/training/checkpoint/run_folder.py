@@ -1,4 +1,4 @@
-"""A run's folder: its name, who may write to it, and what it can be resumed from."""
+"""A run's folder: its name, who may write to it, and the checkpoint that it resumes from."""
 
 import os
 import shutil
@@ -8,7 +8,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from training.checkpoint import checkpoint
-from training.distributed.ranks import restarts
+from training.checkpoint.state import Progress
+from training.distributed import watchdog
+from training.distributed.ranks import on_main, restart_count
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -16,26 +18,30 @@ _locks: list[FileLock] = []  # the system frees them when the process ends, howe
 
 
 def choose(config: TrainConfig) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint folder that it continues from, if any.
+    """The run's folder, and the checkpoint that it resumes from, if any. Call on every rank.
 
-    Call on the main process. Nothing is created, so that a run that cannot start leaves nothing.
-    Errors: UserError when the folder cannot be used.
+    Nothing is created yet, so a run that cannot start leaves nothing behind. Errors: UserError if
+    the folder cannot be used.
     """
+    return on_main(lambda: _choose(config))
+
+
+def _choose(config: TrainConfig) -> tuple[Path, Path | None]:
     source = None
     if config.resume not in ("auto", "never"):
         source = Path(config.resume)
         if not source.is_dir():
             raise UserError(f"--resume {source}: no such folder; give a run or a checkpoint")
-    restarted = restarts() > 0
+    restarted = restart_count() > 0
     if config.run_name is not None:
         run = Path(config.runs_dir) / config.run_name
-    elif source is not None:  # go on in the run that the checkpoint belongs to
+    elif source is not None:  # the run that the checkpoint belongs to
         run = source.parent.parent if source.parent.name == "checkpoints" else source
     else:
         run = _unused(Path(config.runs_dir) / time.strftime("%Y%m%d-%H%M%S"))
     _check_writable(run)
     if restarted and (own := checkpoint.newest(run / "checkpoints")):
-        return run, own  # started again by --max-restarts: whatever --resume said the first time
+        return run, own  # by --max-restarts: --resume was for the first start
     if config.resume == "never" and not restarted and run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists; give another --run-name, or --resume auto to continue it")
     if source is not None and (source / checkpoint.MANIFEST).exists():
@@ -54,7 +60,7 @@ def _unused(path: Path) -> Path:
 
 
 def _check_writable(run: Path) -> None:
-    """Find out now, not at the first checkpoint."""
+    """Errors: UserError now, instead of at the first checkpoint."""
     parent = run
     while not parent.exists():
         parent = parent.parent
@@ -64,12 +70,20 @@ def _check_writable(run: Path) -> None:
         raise UserError(f"cannot write the run folder {run}: no permission in {parent}")
 
 
-def claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
-    """Create the folder and keep other runs out of it. Errors: UserError when one is in there.
+def claim(run: Path, source: Path | None, progress: Progress) -> None:
+    """Create the folder and lock other runs out of it. Call on every rank.
 
-    A run that continues another one, from the checkpoint `source` of `step`, takes over its best
-    weights, if they are still those of `best_step`. Returns whether there are best weights.
+    A run that resumes from another run's checkpoint `source` takes over its best weights, if they
+    are still those of `progress.best_step`. Errors: UserError if another process trains there.
     """
+    has_best = on_main(lambda: _claim(run, source, progress.step, progress.best_step))
+    if not has_best:
+        progress.forget_best()
+    watchdog.errors_folder = run / "errors"
+
+
+def _claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
+    """Returns whether there are best weights."""
     try:
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = FileLock(run / ".lock", blocking=False)
@@ -81,7 +95,7 @@ def claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
     _locks.append(lock)
     checkpoint.recover(run)
     checkpoint.recover(run / "checkpoints")
-    checkpoint.set_aside_after(run / "checkpoints", step)
+    checkpoint.rename_later(run / "checkpoints", step)
     if source is not None and not (run / "best").exists():
         best = source.parent.parent / "best"
         if checkpoint.problem_of(best) is None and checkpoint.step_of(best) == best_step:
@@ -90,6 +104,6 @@ def claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
 
 
 def release() -> None:
-    """Let other processes use the folder."""
+    """Unlock the folder."""
     while _locks:
         _locks.pop().release()

@@ -1,20 +1,19 @@
-"""Where a run is: what a checkpoint holds besides the weights, so that it goes on to the bit."""
+"""The state of a run besides its weights: what makes a resumed run bit-identical."""
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 
 from training.checkpoint import checkpoint
-from training.checkpoint.rng import rng_state, set_rng_state
-from training.distributed import full_state as sharding
-from training.distributed.ranks import gather, on_main
-from training.tracking.throughput import RunningLoss
+from training.checkpoint.rng import RankRng
+from training.distributed.full_state import FullOptimizerState
+from training.distributed.ranks import on_main
+from training.settings.errors import UserError
 
 log = logging.getLogger("training")
 
@@ -28,71 +27,118 @@ class Progress:
     step_in_epoch: int = 0
     best_score: float = -math.inf
     best_step: int = 0
-    waited: int = 0  # evaluations without a better score
-    evaluation_due: bool = False  # stopped before the evaluation of this step was over
+    evaluations_since_best: int = 0
+    evaluation_due: bool = False  # the run was stopped before the evaluation of this step was over
 
     def end_step(self, steps_per_epoch: int) -> None:
         self.step, self.step_in_epoch = self.step + 1, self.step_in_epoch + 1
         if self.step_in_epoch == steps_per_epoch:
             self.epoch, self.step_in_epoch = self.epoch + 1, 0
 
-    def should_stop_early(self, patience: int) -> bool:
-        """Whether so many evaluations brought no better score; with patience 0 never."""
-        return 0 < patience <= self.waited
-
     def evaluated(self, score: float) -> bool:
-        """Whether a score, of which higher is better, is the best so far. Never true of NaN."""
+        """Record a score; higher is better. Returns whether it is the best so far: NaN never is."""
+        self.evaluation_due = False
         if score > self.best_score:
-            self.best_score, self.best_step, self.waited = score, self.step, 0
+            self.best_score, self.best_step, self.evaluations_since_best = score, self.step, 0
             return True
-        self.waited += 1
+        self.evaluations_since_best += 1
         return False
 
+    def forget_best(self) -> None:
+        """The best weights are not to be had: the next evaluation finds new ones."""
+        self.best_score, self.best_step = -math.inf, 0
 
-class Part(Protocol):
-    """The optimizer, the schedule, ...: whatever has a state of its own."""
+    def should_stop_early(self, patience: int) -> bool:
+        """Whether `patience` evaluations brought no better score; with patience 0 never."""
+        return 0 < patience <= self.evaluations_since_best
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class Stateful(Protocol):
+    """An optimizer, a schedule, ...: anything with a state that a run resumes with."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-def collect(
-    at: Progress, parts: Mapping[str, Part], loss: RunningLoss, learned: dict[str, Any]
-) -> dict[str, Any]:
-    """The state of a run. Call on every rank."""
-    mine = {"rng": rng_state(loss.loss.device), "loss": loss.state()}
-    states = {name: sharding.whole(part.state_dict()) for name, part in parts.items()}
-    return {"at": asdict(at), "ranks": gather(mine), "learned": learned, **states}
+class TrainState:
+    """All of a run's state but the weights. To keep something new, name it as one more part.
 
-
-def restore(
-    source: Path, at: Progress, parts: Mapping[str, Part], loss: RunningLoss,
-    learned: dict[str, Any], insist: bool,
-) -> None:  # fmt: skip
-    """Bring everything but the weights to where the checkpoint `source` was. On every rank.
-
-    Errors: UserError when the run would have learned something else, unless `insist`.
+    `settings`: what a resumed run must have in common with the run that it continues.
     """
-    state = checkpoint.load_state(on_main((source / "state.pt").read_bytes), source)
-    checkpoint.check_same_run(state["learned"], learned, insist)
-    for name, value in state["at"].items():
-        setattr(at, name, value)
-    for name, part in parts.items():
-        if isinstance(part, Optimizer):
-            state[name] = sharding.optimizer_state(state[name], part)
-        if state[name]:  # empty: that of a scaler which was not in use
-            part.load_state_dict(state[name])
-    rank, world_size, device = dist.get_rank(), dist.get_world_size(), loss.loss.device
-    of_ranks = state["ranks"]
-    loss.weight += of_ranks[0]["loss"][1]
-    if len(of_ranks) == world_size:
-        loss.loss += of_ranks[rank]["loss"][0]
-        set_rng_state(of_ranks[rank]["rng"], device)
-    else:
-        loss.loss += sum(r["loss"][0] for r in of_ranks) if rank == 0 else 0.0
-        log.warning("the run had %d ranks and now has %d: the same rows in the same steps, "
-                    "other dropout", len(of_ranks), world_size)  # fmt: skip
-    batch = state["learned"]["global_batch_size"], learned["global_batch_size"]
-    if batch[0] != batch[1]:  # the running epoch goes on at about the row where it was
-        at.step_in_epoch = at.step_in_epoch * batch[0] // batch[1]
-    log.info("resuming after step %d from %s", at.step, source)
+
+    def __init__(
+        self, settings: dict[str, Any], model: nn.Module, progress: Progress, **parts: Any
+    ) -> None:
+        self.settings, self.progress = settings, progress
+        device = next(model.parameters()).device
+        self.parts: dict[str, Stateful] = {"progress": progress, "rng": RankRng(device)}
+        for name, part in parts.items():
+            is_optimizer = isinstance(part, Optimizer)
+            self.parts[name] = FullOptimizerState(model, part) if is_optimizer else part
+
+    def state_dict(self) -> dict[str, Any]:
+        """Call on every rank; complete on the main process."""
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        return {"settings": self.settings, **parts}
+
+    def restore(self, source: Path, resume_anyway: bool) -> None:
+        """Bring all parts to where the checkpoint `source` was. Call on every rank.
+
+        Errors: UserError if the run would learn something else, unless `resume_anyway`.
+        """
+        saved: dict[str, Any] = {}
+        on_main(lambda: saved.update(checkpoint.load_state(source)))
+        settings = on_main(lambda: saved["settings"])
+        check_same_run(settings, self.settings, resume_anyway)
+        missing = on_main(lambda: [name for name in self.parts if name not in saved])
+        if missing and not resume_anyway:
+            raise UserError(
+                f"{source} was written without {', '.join(missing)}; resume with the code that "
+                "wrote it, or begin with a fresh one by --resume-anyway"
+            )
+        for name in [name for name in self.parts if name not in missing]:
+            self._restore_part(self.parts[name], saved.get(name, {}))
+        batch, now = settings["global_batch_size"], self.settings["global_batch_size"]
+        if batch != now:  # continue the epoch at about the row where it was
+            self.progress.step_in_epoch = self.progress.step_in_epoch * batch // now
+        log.info("resuming after step %d from %s", self.progress.step, source)
+
+    def _restore_part(self, part: Stateful, state: dict[str, Any]) -> None:
+        """`state` is read on the main process only."""
+        if isinstance(part, FullOptimizerState):  # large: it is sent tensor by tensor
+            part.load_state_dict(state)
+        elif on_main(lambda: bool(state)):  # a scaler that was not in use has an empty state
+            part.load_state_dict(on_main(lambda: state))
+
+
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], resume_anyway: bool) -> None:
+    """Errors: UserError if settings differ that change what is learned, unless `resume_anyway`."""
+    if saved["total_steps"] != now["total_steps"]:
+        log.warning(
+            "the schedule was made for %d steps and now is for %d: the learning rate continues as "
+            "the new schedule has it",
+            saved["total_steps"],
+            now["total_steps"],
+        )
+        saved = saved | {"total_steps": now["total_steps"]}
+    different = [name for name in now if _as_list(saved.get(name)) != _as_list(now[name])]
+    if not different:
+        return
+    changes = "; ".join(f"{name} was {saved.get(name)!r}, now {now[name]!r}" for name in different)
+    if not resume_anyway:
+        raise UserError(
+            f"this run cannot be resumed with other settings: {changes:.500}; give another "
+            "--run-name to start a new one, or insist with --resume-anyway"
+        )
+    log.warning("resumed anyway; rows may come twice or never in this epoch: %s", changes)
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -25,6 +25,7 @@ from training.dataset.labels import LabelIds, SourceRow, sorted_labels
 from training.dataset.token_store import ARRAYS, TokenStore
 from training.dataset.tokenizer import Encoded, Encoder
 from training.distributed import watchdog
+from training.distributed.ranks import check_same_on_all_ranks
 from training.distributed.shared_folder import build_once, content_key
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
@@ -65,6 +66,23 @@ def _content(split: str, config: TrainConfig, source: ModuleType) -> list[Any]:
     """What the rows of a split depend on, the code of `data.py` included."""
     settings = {name: getattr(config, name) for name in SETTINGS}
     return [split, source.fingerprint(split, config), inspect.getsource(source), settings]
+
+
+def open_dataset(
+    config: TrainConfig,
+    source: ModuleType,
+    build: Callable[[TrainConfig, Iterator[str]], PreTrainedTokenizerBase],
+) -> tuple[PreTrainedTokenizerBase, dict[str, TokenStore]]:
+    """The tokenizer, and the rows of "train", and of "val" and "test" if there are any.
+
+    Call on every rank: one of them builds what is not there yet. `source`: data.py; `build`: the
+    `build_tokenizer` of model.py. Errors: UserError if ranks see different rows.
+    """
+    tokenizer = prepare_tokenizer(config, source, build)
+    stores = zip(("train", "val", "test"), open_splits(config, source, tokenizer), strict=True)
+    splits = {name: store for name, store in stores if store is not None}
+    check_same_on_all_ranks([store.folder.name for store in splits.values()], "the data")
+    return tokenizer, splits
 
 
 def open_splits(

@@ -31,6 +31,14 @@ class Batch(NamedTuple):
     weight: torch.Tensor  # (batch,) weight of each row's loss
     plan: Any  # the MicroBatch
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same on `device`."""
+        return self._replace(
+            inputs={k: v.to(device, non_blocking=True) for k, v in self.inputs.items()},
+            labels=self.labels.to(device, non_blocking=True),
+            weight=self.weight.to(device, non_blocking=True),
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         """How a loader's worker sends it: as bytes, in one message.
 

@@ -1,64 +1,70 @@
-"""Between sharded tensors (FSDP2) and the whole ones that a checkpoint holds.
+"""Full tensors on the main process, sharded ones (FSDP) or replicas on the ranks.
 
-Everything here is called on every rank. Tensors that are not sharded pass as they are, so a
-checkpoint has one format, whichever strategy wrote it.
+A checkpoint holds full tensors, so it has one format whichever strategy wrote it. Each function is
+called on every rank. Sharded tensors are gathered one at a time into the main process's memory.
 """
 
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from training.distributed.ranks import is_main, on_main
 
-
-def whole(value: Any) -> Any:
-    """Nested dicts and lists with their tensors whole. Other ranks than the main one get None for
-    what was sharded."""
-    if isinstance(value, DTensor):
-        full = plain(value.detach())
-        return full if is_main() else None
-    if isinstance(value, dict):
-        return {k: whole(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(whole, value))
-    return value
+FROM_MAIN = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """`tensor` whole, on every rank."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded, on every rank."""
     return cast(Any, tensor).full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(full: Tensor, own: Tensor) -> Tensor:
-    """`full`, which every rank has, as `own` is: whole, or this rank's shard."""
-    if not isinstance(own, DTensor):
-        return full
-    on_device = full.to(own.device, own.dtype)
-    return distribute_tensor(on_device, own.device_mesh, own.placements, src_data_rank=None)
+def gathering(model: nn.Module) -> StateDictOptions:
+    """Sharded tensors go to the CPU of the main process. Others are not copied at all."""
+    is_sharded = any(isinstance(p, DTensor) for p in model.parameters())
+    return StateDictOptions(full_state_dict=True, cpu_offload=is_sharded)
 
 
-def optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's whole state, as the shards that this rank's optimizer has."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    shards: dict[int, dict[str, Tensor]] = {}
-    for i, of_one in state["state"].items():
-        own = parameters[i]
-        shards[i] = {k: like(v, own) if v.shape == own.shape else v for k, v in of_one.items()}
-    return state | {"state": shards}
+def full_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by name; of a sharded model on the main process only, elsewhere empty."""
+    return cast(dict[str, Tensor], get_model_state_dict(model, options=gathering(model)))
 
 
-@torch.no_grad()
-def load_everywhere(model: nn.Module, read: Callable[[], dict[str, Tensor]]) -> None:
+def load_weights(model: nn.Module, read: Callable[[], dict[str, Tensor]]) -> None:
     """Give every rank the weights that `read` returns on the main process."""
-    found: dict[str, Tensor] = {}
-    on_main(lambda: found.update(read()))
-    for name, own in model.state_dict().items():
-        full = torch.empty(own.shape, dtype=own.dtype, device=own.device)
-        if is_main():
-            full.copy_(found[name])
-        dist.broadcast(full, src=0)
-        own.copy_(like(full, own))
+    weights: dict[str, Any] = {}
+    on_main(lambda: weights.update(read()))
+    set_model_state_dict(model, weights, options=FROM_MAIN)
+
+
+class FullOptimizerState:
+    """The state of an optimizer as a part of a checkpoint, by names of parameters."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Complete on the main process."""
+        if not self.optimizer.state:  # no step was taken yet, or it keeps nothing, as plain SGD
+            return self.optimizer.state_dict()
+        return cast(
+            dict[str, Any],
+            get_optimizer_state_dict(self.model, self.optimizer, options=gathering(self.model)),
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """`state` is read on the main process only."""
+        if on_main(lambda: not state["state"]):
+            self.optimizer.load_state_dict(on_main(lambda: state))
+        else:
+            own = cast(Any, state if is_main() else {})
+            set_optimizer_state_dict(self.model, self.optimizer, own, options=FROM_MAIN)

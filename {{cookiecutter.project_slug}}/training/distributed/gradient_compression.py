@@ -1,55 +1,54 @@
-"""Gradients that travel smaller: communication hooks of DDP, for `--gradient-compression`."""
+"""Smaller gradients on the network: DDP's communication hooks for `--gradient-compression`."""
 
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import PreTrainedModel
 
 
-def word_embeddings(model: PreTrainedModel) -> nn.Parameter | None:
-    """None where the model has no table of them."""
+def word_embeddings(model: nn.Module) -> nn.Parameter | None:
+    """The table of word embeddings, or None if the model has none."""
     try:
-        return getattr(model.get_input_embeddings(), "weight", None)
-    except NotImplementedError:
+        return getattr(model.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
         return None
 
 
 def reduce_half(kind: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Gradients travel as `kind`, a half precision. PyTorch's own hooks refuse gloo."""
-    whole = bucket.buffer()
-    sent = (whole / dist.get_world_size()).to(kind)
-    future = dist.all_reduce(sent, async_op=True).get_future()
-    return future.then(lambda done: whole.copy_(done.value()[0]))
+    """Average the gradients in `kind`, a half precision. PyTorch's own hooks refuse gloo."""
+    gradient = bucket.buffer()
+    half = (gradient / dist.get_world_size()).to(kind)
+    future = dist.all_reduce(half, async_op=True).get_future()
+    return future.then(lambda done: gradient.copy_(done.value()[0]))
 
 
 def reduce_rows(
     embedding: nn.Parameter | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Of word embeddings, only rows that any rank's texts have travel.
+    """Average the gradients; of the word embeddings, only rows that any rank's texts use.
 
-    All others are zero on all ranks, so this is exact. (A row counts as zero when the sum of its
+    All other rows are zero on all ranks, so this is exact. (A row counts as zero if the sum of its
     squares is: below 1e-22 each, which no optimizer's step can tell from zero.)
     """
-    whole, grads = bucket.buffer(), bucket.gradients()
-    places = [i for i, p in enumerate(bucket.parameters()) if p is embedding]
-    if not places:
-        whole.div_(dist.get_world_size())
-        return dist.all_reduce(whole, async_op=True).get_future().then(lambda d: d.value()[0])
-    grad = grads.pop(places[0])
-    used = torch.linalg.vector_norm(grad, dim=1).ne(0).byte()
+    buffer, gradients = bucket.buffer(), bucket.gradients()
+    position = [i for i, p in enumerate(bucket.parameters()) if p is embedding]
+    if not position:
+        buffer.div_(dist.get_world_size())
+        return dist.all_reduce(buffer, async_op=True).get_future().then(lambda d: d.value()[0])
+    table = gradients.pop(position[0])
+    used = torch.linalg.vector_norm(table, dim=1).ne(0).byte()
     dist.all_reduce(used, dist.ReduceOp.MAX)
     rows = used.nonzero().squeeze(1)
-    sent = torch.cat([grad[rows].reshape(-1), *(g.reshape(-1) for g in grads)])
-    sent.div_(dist.get_world_size())
+    flat = torch.cat([table[rows].reshape(-1), *(g.reshape(-1) for g in gradients)])
+    flat.div_(dist.get_world_size())
 
-    def put_back(done: Any) -> torch.Tensor:
-        of_rows, *others = done.value()[0].split([rows.numel() * grad.shape[1],
-                                                  *(g.numel() for g in grads)])  # fmt: skip
-        grad[rows] = of_rows.view(-1, grad.shape[1])
-        for own, other in zip(grads, others, strict=True):
-            own.copy_(other.view_as(own))
-        return whole
+    def scatter(done: Any) -> torch.Tensor:
+        sizes = [rows.numel() * table.shape[1], *(g.numel() for g in gradients)]
+        reduced_rows, *reduced = done.value()[0].split(sizes)
+        table[rows] = reduced_rows.view(-1, table.shape[1])
+        for gradient, values in zip(gradients, reduced, strict=True):
+            gradient.copy_(values.view_as(gradient))
+        return buffer
 
-    return dist.all_reduce(sent, async_op=True).get_future().then(put_back)
+    return dist.all_reduce(flat, async_op=True).get_future().then(scatter)

@@ -1,4 +1,4 @@
-"""Ranks: the process group, the device, what ranks tell each other, the model over all of them.
+"""The process group, this rank's device, and what ranks say to each other.
 
 Every run has a process group, also a plain `python train.py` (rank 0 of 1), so the rest of the
 project has one code path. This is the only file that reads torchrun's variables.
@@ -20,8 +20,8 @@ T = TypeVar("T")
 def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, local_rank, world_size) of this process.
 
-    torchrun's variables win, also inside a Slurm job, where SLURM_PROCID is the launcher's.
-    Slurm's own count only when `srun` started several of us directly. Errors: UserError.
+    torchrun's variables win, also inside a Slurm job, where SLURM_PROCID is that of the launcher.
+    Slurm's own variables are used only if `srun` started the ranks directly. Errors: UserError.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     given = [name for name in names if name in environment]
@@ -52,8 +52,8 @@ def is_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def restarts() -> int:
-    """How often the ranks have been started again after a crash (`--max-restarts`)."""
+def restart_count() -> int:
+    """How often the launcher has started the ranks again after a crash (`--max-restarts`)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
@@ -75,22 +75,23 @@ def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
             )
         device = torch.device(accelerator.type, local_rank)
         torch.accelerator.set_device_index(local_rank)
-        # CPU tensors go over gloo: what ranks say to each other never waits for the device.
+        # CPU tensors go over gloo: messages between ranks never wait for the device.
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    patience = timedelta(seconds=timeout)
+    wait = timedelta(seconds=timeout)
     store: dist.Store = dist.HashStore()
     if world_size > 1:
-        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
-        store.set_timeout(patience)
-    store = dist.PrefixStore(f"attempt-{restarts()}", store)  # none reads what another wrote
+        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=wait))
+        store.set_timeout(wait)
+    # A restarted run must not read the keys of the attempt before.
+    store = dist.PrefixStore(f"attempt-{restart_count()}", store)
     dist.init_process_group(
-        backend=backend, timeout=patience, store=dist.PrefixStore("group", store), rank=rank,
+        backend=backend, timeout=wait, store=dist.PrefixStore("group", store), rank=rank,
         world_size=world_size,
     )  # fmt: skip
     return device, store
 
 
-# -- what ranks tell each other ------------------------------------------------------------------
+# -- messages between ranks -----------------------------------------------------------------------
 
 
 def is_main() -> bool:
@@ -98,15 +99,15 @@ def is_main() -> bool:
 
 
 def has_terminal() -> bool:
-    """Whether what this process prints is seen: local rank 0, or no rank at all."""
+    """Whether the output of this process is shown: local rank 0, or a process without ranks."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def reduce_tensor(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     """The reduction of `tensor` over all ranks; `tensor` itself stays as it is.
 
-    For a mean, reduce a sum and a count and divide: a mean of the ranks' means is wrong where
-    they hold different numbers of rows.
+    For a mean, reduce a sum and a count and divide them: a mean of the ranks' means is wrong
+    where ranks hold different numbers of rows.
     """
     result = tensor.detach().clone()
     dist.all_reduce(result, op)
@@ -140,9 +141,8 @@ def gather(value: T) -> list[T]:
 
 
 def check_same_on_all_ranks(value: Any, what: str) -> None:
-    """Refuse to go on when `value` differs between ranks, as with data files that differ."""
+    """Errors: UserError if `value` differs between ranks, for example because files differ."""
     values = gather(value)
-    odd = [rank for rank, other in enumerate(values) if other != values[0]]
-    if odd:
-        other = odd[0]
-        raise UserError(f"{what} of rank {other}, {values[other]}, is not rank 0's, {values[0]}")
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise UserError(f"{what} differs: rank {rank} has {other}, rank 0 has {values[0]}")

@@ -1,4 +1,4 @@
-"""The model over all ranks: DDP, FSDP, or DataParallel."""
+"""The model over all ranks: DDP, FSDP, or DataParallel, by `--strategy`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel
 
-from training.distributed import gradient_compression as compression
+from training.distributed.gradient_compression import reduce_half, reduce_rows, word_embeddings
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -21,9 +20,9 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def num_replicas(strategy: str) -> int:
-    """Copies of the model that this process runs: more than one with DataParallel alone.
+    """Replicas of the model in this process: more than one only with DataParallel.
 
-    Errors: UserError when DataParallel is to run on several ranks.
+    Errors: UserError if DataParallel is to run on several ranks.
     """
     if strategy != "dp":
         return 1
@@ -32,33 +31,29 @@ def num_replicas(strategy: str) -> int:
     return torch.accelerator.device_count() or 1
 
 
-def autocast(device: torch.device, precision: str) -> Callable[[], torch.autocast]:
-    """What makes the context of a forward: of half precision, or one that changes nothing."""
+def make_autocast(device: torch.device, precision: str) -> Callable[[], torch.autocast]:
+    """A function that makes the context of a forward: half precision, or no change."""
     half = HALF.get(precision)
     return partial(torch.autocast, device.type, half, enabled=half is not None)
 
 
 def wrap(
-    model: PreTrainedModel, with_loss: nn.Module, device: torch.device, config: TrainConfig
+    model: nn.Module, with_loss: nn.Module, device: torch.device, config: TrainConfig
 ) -> nn.Module:
-    """What a step calls: `with_loss`, which holds `model`, over all ranks by `--strategy`.
+    """What a step calls: `with_loss`, which holds `model`, over all ranks.
 
-    Every rank starts with the main process's weights. With "fsdp" the parameters of `model` become
+    Every rank starts with the main process's weights. With FSDP the parameters of `model` become
     shards in place: build the optimizer after it.
     """
-    strategy = config.strategy
-    half = HALF.get(config.gradient_compression)
-    if strategy == "dp":
+    for parameter in model.parameters():
+        # Fused AdamW goes through a weight and its moments in memory order. Weights converted from
+        # TensorFlow are transposed in memory; moments from a checkpoint are not.
+        parameter.data = parameter.data.contiguous()
+    if config.strategy == "dp":
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
-    if strategy == "fsdp":
-        broadcast_weights(model)
-        options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
-        if half is not None:
-            options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=half)
-        for layers in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
-            for layer in layers:
-                fully_shard(layer, **options)
-        fully_shard(model, **options)
+    half = HALF.get(config.gradient_compression)
+    if config.strategy == "fsdp":
+        shard(model, device, half)
         return with_loss
     ddp = DistributedDataParallel(
         with_loss,
@@ -67,15 +62,28 @@ def wrap(
         forward_sync_buffers=False,  # encoders' buffers are constants
     )
     if half is not None:
-        ddp.register_comm_hook(half, compression.reduce_half)
+        ddp.register_comm_hook(half, reduce_half)
     elif config.gradient_compression == "rows":
-        ddp.register_comm_hook(compression.word_embeddings(model), compression.reduce_rows)
+        ddp.register_comm_hook(word_embeddings(model), reduce_rows)
     return ddp
+
+
+def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | None) -> None:
+    """Shard the parameters over all ranks, layer by layer (FSDP2)."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.data, src=0)
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
+    if reduce_dtype is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    for layers in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
+        for layer in layers:
+            fully_shard(layer, **options)
+    fully_shard(model, **options)
 
 
 @contextmanager
 def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> Iterator[None]:
-    """Around forward and backward of a micro-batch: gradients stay on their rank till the last."""
+    """Around forward and backward: ranks reduce gradients only in a step's last micro-batch."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(ends_step)
     if isinstance(wrapped, DistributedDataParallel) and not ends_step:
@@ -83,9 +91,3 @@ def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> Iter
             yield
     else:
         yield
-
-
-def broadcast_weights(model: nn.Module) -> None:
-    """Give every rank the main process's weights and buffers."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.data, src=0)

@@ -16,7 +16,7 @@ from training.distributed.ranks import has_terminal, is_launched, rank_name, red
 from training.launch import rank_failure
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
-from training.step.kernels import choose_kernels
+from training.step.compile import choose_kernels
 
 
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:

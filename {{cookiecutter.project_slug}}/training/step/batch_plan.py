@@ -1,29 +1,35 @@
 """The batch plan: which rows make up each optimizer step, and which rank computes which of them.
 
-The order of an epoch depends on (seed, epoch) alone. Ranks, micro-batches and accumulation are
-only ways to compute a global batch, so the plan cuts global batches first and deals them after.
+The order of an epoch depends only on (seed, epoch). Ranks, micro-batches and accumulation are ways
+to compute a global batch, so the plan first cuts global batches and then deals them to ranks.
 
-Nothing here grows with the number of rows: the order is computed window by window from a
-permutation that gives any position directly. A resumed run asks for its window and goes on.
+Memory does not grow with the number of rows: the order is computed window by window, from a
+permutation that gives any position directly. A resumed run computes its window and continues.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from training.settings.batch_sizes import BatchSizes
+from training.dataset.token_store import TokenStore
+from training.distributed.wrap import num_replicas
+from training.settings.batch_sizes import BatchSizes, batch_sizes
+from training.settings.config import TrainConfig
 from training.settings.errors import UserError
+from training.step.compile import choose_lengths
+from training.step.loss import row_weight
 
 WINDOW = 64  # global batches in which rows are sorted by length
-ROUNDS = 6  # of the permutation's mixing, an even number; 4 are known to suffice against chance
+ROUNDS = 6  # of the permutation's mixing, an even number
 
 
 class Rows(Protocol):
-    """What the plan must know of the training rows."""
+    """What the plan needs to know about the training rows."""
 
     def __len__(self) -> int: ...
 
@@ -33,10 +39,10 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank computes in one forward, and what it must know of the whole step."""
+    """What one rank computes in one forward, and what it needs to know about the whole step."""
 
     rows: np.ndarray  # (batch,) row numbers, int64
-    weight: np.ndarray  # (batch,) share of each row's loss, float64; 0 for a filler row
+    weight: np.ndarray  # (batch,) weight of each row's loss, float64; 0 for a filler row
     ends_step: bool  # the last micro-batch of its optimizer step
     length: int  # tokens that rows are padded to
     # Of the whole global batch, the same on all ranks:
@@ -44,16 +50,6 @@ class MicroBatch:
     step_rows: int
     step_tokens: int
     step_padded_tokens: int  # tokens computed, padding included
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """To loader workers and back as plain values: they pickle in half the time of arrays."""
-        rows, weight, *rest = vars(self).values()
-        return _micro_batch, (rows.tobytes(), weight.tobytes(), *rest)
-
-
-def _micro_batch(rows: bytes, weight: bytes, *rest: Any) -> MicroBatch:
-    return MicroBatch(np.frombuffer(bytearray(rows), np.int64),
-                      np.frombuffer(bytearray(weight), np.float64), *rest)  # fmt: skip
 
 
 def shuffled(positions: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
@@ -91,8 +87,8 @@ class BatchPlan(DistributedSampler[MicroBatch]):
 
     Use it as `DataLoader(store, sampler=plan, batch_size=None)` and call `set_epoch` before each
     epoch. `row_weight` gives the loss weights of rows, e.g. of their classes: (n,) -> (n,).
-    `lengths`: micro-batches have their full number of rows, some of them fillers, and are padded to
-    one of these, ascending; by default to their longest row.
+    `lengths`, ascending: pad each micro-batch to one of these, and fill it up to its full number of
+    rows. Without it a micro-batch is padded to its longest row.
     """
 
     def __init__(
@@ -127,23 +123,25 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         super().set_epoch(epoch)
         self.first_step = first_step
 
-    def spread(self, count: int) -> set[int]:
-        """`count` steps of an epoch, evenly apart, the last one among them."""
-        return {-(-self.steps_per_epoch * i // count) for i in range(1, count + 1)}
+    def evaluation_steps(self, per_epoch: int) -> set[int]:
+        """Where in an epoch to evaluate, as `Progress.step_in_epoch` counts: evenly spaced steps,
+        the last of them the epoch's end, which is step 0 of the next epoch."""
+        ends = (-(-self.steps_per_epoch * i // per_epoch) for i in range(1, per_epoch + 1))
+        return {end % self.steps_per_epoch for end in ends}
 
     def halve(self) -> None:
-        """Take half as many rows at a time, from the next `__iter__` on. Errors: UserError."""
+        """Halve the batch size, from the next `__iter__` on. Errors: UserError if it is 1."""
         rows = self.sizes.batch_size
         if rows == 1:
             raise UserError(
-                "memory is too small for a single row: --gradient-checkpointing, a shorter "
+                "memory is too small for a single row; try --gradient-checkpointing, a shorter "
                 "--max-length, --strategy fsdp, or a smaller model"
             )
         total, half = self.sizes.global_batch_size, math.ceil(rows / 2)
         self.sizes = BatchSizes(total, half, math.ceil(total / (half * self.num_replicas)))
 
     def __len__(self) -> int:
-        """Micro-batches that are left for this rank. The last, short step may need fewer."""
+        """Micro-batches left for this rank in this epoch. The last, short step may need fewer."""
         whole, rest = divmod(len(self.store), self.sizes.global_batch_size)
         left = max(0, whole - self.first_step) * self._accumulation(self.sizes.global_batch_size)
         return left + (self._accumulation(rest) if self.first_step <= whole else 0)
@@ -157,7 +155,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         return math.ceil(rows / (self.num_replicas * self.sizes.batch_size))
 
     def global_batch(self, step: int, epoch: int | None = None) -> np.ndarray:
-        """Row numbers of one optimizer step (of the running epoch), from short to long."""
+        """Row numbers of one step (by default of this epoch), from short to long: (rows,)."""
         window, place = divmod(step, WINDOW)
         key = (self.epoch if epoch is None else epoch, window)
         if self._window is None or self._window[0] != key:
@@ -187,7 +185,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         return rows[np.argsort(lengths.astype(small), kind="stable")]
 
     def _deal(self, rows: np.ndarray) -> Iterator[MicroBatch]:
-        """Cut a global batch into shares of like length; ranks take neighbouring ones at once.
+        """Cut a global batch into shares of similar length; ranks take neighboring ones at a time.
 
         A share without rows becomes one filler row of weight 0: every rank runs every collective.
         """
@@ -201,18 +199,30 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         if self.lengths is not None:
             padded = self.lengths[np.searchsorted(self.lengths, padded)]
             fill[:] = self.sizes.batch_size
-        weight_sum, tokens, computed = (
-            float(weight.sum()), int(lengths.sum()), int((fill * padded).sum())
-        )  # fmt: skip
+        weight_sum, tokens = float(weight.sum()), int(lengths.sum())
+        padded_tokens = int((fill * padded).sum())
         for share in range(self.rank, count, ranks):
-            mine, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
+            own, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
             yield MicroBatch(
-                rows=np.append(rows[mine], rows[:1].repeat(fillers)),
-                weight=np.append(weight[mine], np.zeros(fillers)),
+                rows=np.append(rows[own], rows[:1].repeat(fillers)),
+                weight=np.append(weight[own], np.zeros(fillers)),
                 ends_step=share + ranks >= count,
                 length=int(padded[share]),
                 weight_sum=weight_sum,
                 step_rows=len(rows),
                 step_tokens=tokens,
-                step_padded_tokens=computed,
+                step_padded_tokens=padded_tokens,
             )
+
+
+def build_plan(config: TrainConfig, train: TokenStore) -> BatchPlan:
+    """The plan of a run on all ranks. Errors: UserError if the batch sizes do not agree."""
+    replicas = num_replicas(config.strategy)
+    return BatchPlan(
+        train,
+        batch_sizes(config, dist.get_world_size(), replicas),
+        seed=config.seed,
+        group_by_length=config.group_by_length,
+        row_weight=row_weight(config, train),
+        lengths=choose_lengths(train) if config.compile else None,
+    )

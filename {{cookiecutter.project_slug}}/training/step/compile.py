@@ -1,39 +1,61 @@
-"""torch.compile with few shapes: the training rows choose the lengths that batches are padded to.
+"""Faster or repeatable kernels: `--compile`, `--deterministic` and `--precision tf32`.
 
 PyTorch compiles for the first shape that it sees, and for any length when a second one comes. What
-else it takes for granted of a shape makes it compile again, seconds in mid-run. So with `--compile`
-batches have all their rows (some may be fillers) and one of at most LENGTHS lengths.
+else it assumes of a shape makes it compile again, which takes seconds in the middle of a run. So
+with `--compile` all batches have the full number of rows (some may be fillers), and are padded to
+one of at most NUM_LENGTHS lengths, which the training rows choose.
 """
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from training.dataset.token_store import PART, TokenStore
+from training.dataset.token_store import TokenStore
 from training.settings.config import TrainConfig
 
 log = logging.getLogger("training")
-LENGTHS = 8  # as many as torch.compile keeps versions of the same code, by default
-FINEST = 512  # lengths are told apart so finely; more takes long and saves nothing
+NUM_LENGTHS = 8  # as many as torch.compile keeps versions of the same code, by default
+FINEST = 512  # lengths are told apart this finely; a finer search takes long and saves nothing
+ROWS_AT_A_TIME = 1 << 16
 
 
-def choose_lengths(store: TokenStore, most: int = LENGTHS) -> np.ndarray:
-    """At most `most` lengths to pad rows to, so that padding is least: ascending, (lengths,)."""
+def choose_kernels(config: TrainConfig) -> None:
+    """Call before anything is computed.
+
+    With `--deterministic`, PyTorch refuses an operation that has no such kernel on this device.
+    """
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    if config.precision == "tf32":  # only matrix products; sums and weights stay fp32
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:
+    """At most `most` lengths to pad rows to, with the least padding: ascending, (lengths,).
+
+    Solved by dynamic programming over the histogram of lengths. Quantiles would be shorter, and pad
+    two to five times as much on rows of uneven length.
+    """
     counts = np.zeros(1, np.int64)
-    for begin in range(0, len(store), PART):
-        found = np.bincount(store.lengths(slice(begin, begin + PART)), minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
+    for begin in range(0, len(store), ROWS_AT_A_TIME):
+        histogram = np.bincount(
+            store.lengths(slice(begin, begin + ROWS_AT_A_TIME)), minlength=len(counts)
+        )
+        histogram[: len(counts)] += counts
+        counts = histogram
     longest = len(counts) - 1
     unit = -(-longest // FINEST)
     rounded = np.minimum(-(-np.arange(len(counts)) // unit) * unit, longest)
     counts = np.bincount(rounded, weights=counts)
     sizes = np.flatnonzero(counts)
     rows = np.cumsum(counts[sizes])
-    # Computed for all rows of at most sizes[j], the best way: with one length, then with more.
+    # tokens[j]: the fewest to compute for all rows of at most sizes[j]; with one length, then more.
     tokens = rows * sizes
     between = (rows[None, :] - rows[:, None]) * sizes[None, :]  # rows above sizes[i], at sizes[j]
     between[np.tril_indices(len(sizes))] = np.inf
@@ -48,34 +70,22 @@ def choose_lengths(store: TokenStore, most: int = LENGTHS) -> np.ndarray:
     return sizes[sorted(set(chosen))]
 
 
-class Compiler:
-    """Compiles what a step calls, and counts how often. Without `--compile` it does nothing."""
+class CompileCounter:
+    """torch.compile's default backend, which also counts the graphs that it is given.
 
-    def __init__(self, config: TrainConfig, store: TokenStore) -> None:
-        """`store`: the training rows."""
-        self.lengths = choose_lengths(store) if config.compile else None
-        self._compiled: set[str] = set()  # identities that PyTorch gives to compilations
+    A step is one graph, or with DDP one for each bucket of gradients.
+    """
 
-    def compile(self, with_loss: nn.Module) -> None:
-        """In place. The model in it stays as it is for evaluations, which have other shapes."""
-        if self.lengths is not None:
-            log.info("torch.compile: batches are padded to %s tokens", list(map(int, self.lengths)))
-            with_loss.compile(backend=self._backend, dynamic=None)
+    def __init__(self) -> None:
+        self.graphs = 0
 
-    def counted(self) -> dict[str, int]:
-        """For the log: how often it was compiled so far."""
-        return {} if self.lengths is None else {"compilations": len(self._compiled)}
+    def compile(self, module: nn.Module) -> None:
+        """Compile the forward of `module` in place; modules inside it stay callable as they are."""
+        module.compile(backend=self, dynamic=None)
 
-    def _backend(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        """Inductor, which is given a part of the step at a time (DDP's buckets part it)."""
-        from torch._dynamo import lookup_backend  # seconds, for those who ask for it
-        from torch._guards import CompileContext
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        from torch._dynamo import lookup_backend  # takes seconds to import
 
-        identity = str(CompileContext.current_compile_id())
-        if identity not in self._compiled:
-            self._compiled.add(identity)
-            log.info("torch.compile: compiling, time %d", len(self._compiled))
-            if self.lengths is not None and len(self._compiled) == len(self.lengths) + 1:
-                log.warning("that is more often than there are lengths; TORCH_LOGS=recompiles,"
-                            "graph_breaks tells why")  # fmt: skip
+        self.graphs += 1
+        log.info("torch.compile: compiling graph %d", self.graphs)
         return lookup_backend("inductor")(graph, inputs)

@@ -1,5 +1,6 @@
-"""Exact evaluation: every row once, the same result to the bit for any number of ranks."""
+"""Exact evaluation: every row once, and bit-identical results for any number of ranks."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from tqdm import tqdm
 from training.dataset.token_store import TokenStore
 from training.distributed import watchdog
 from training.distributed.ranks import is_main, on_main
-from training.launch.signals import Interrupted
 from training.step.loss import check_logits
 
 
@@ -25,49 +25,118 @@ class Evaluation:
 
     metrics: dict[str, float]
     labels: list[str]
-    logits: np.ndarray | None = None  # (rows, labels)
-    truth: np.ndarray | None = None  # (rows,) label ids, or (rows, labels) of 0 and 1
+    logits: np.ndarray | None = None  # (rows, num_labels)
+    truth: np.ndarray | None = None  # (rows,) label ids, or (rows, num_labels) of 0 and 1
+
+    def score(self, metric: str) -> float:
+        """The metric with higher values better; NaN if the loss is not finite."""
+        if not math.isfinite(self.metrics["loss"]):
+            return math.nan
+        return -self.metrics[metric] if metric == "loss" else self.metrics[metric]
 
     def probabilities(self) -> np.ndarray:
-        """(rows, labels)"""
+        """(rows, num_labels)"""
         assert self.logits is not None and self.truth is not None
         return probabilities(self.logits, multi_label=self.truth.ndim == 2)
 
     def predicted(self) -> np.ndarray:
-        """Like `truth`: (rows,), or (rows, labels) of 0 and 1."""
+        """Shaped as `truth`: (rows,), or (rows, num_labels) of 0 and 1."""
         assert self.logits is not None and self.truth is not None
         return predictions(self.logits, multi_label=self.truth.ndim == 2)
 
 
-def evaluate(
-    model: nn.Module,
-    store: TokenStore,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
-    batch_size: int,
-    description: str = "evaluating",
-    stopping: Callable[[], bool] = lambda: False,
-    trial: bool = False,
-) -> Evaluation:
-    """Evaluate the unwrapped `model` on all rows of `store`, over all ranks.
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates the unwrapped `model` on all ranks, `batch_size` rows at a time.
 
-    `trial`: on the longest rows alone, to see that it works; there are no metrics then.
-    Errors: Interrupted when `stopping` says so.
+    `should_stop` is asked before each batch, on all ranks alike.
     """
-    if trial:
-        with torch.no_grad(), _evaluating(model):
-            _logits(model, store, store.by_length()[-batch_size:], device, autocast)
-        return Evaluation({}, store.labels)
-    logits = gather_logits(model, store, device, autocast, batch_size, description, stopping)
-    truth = store.label_ids().astype(np.int64) if logits is not None else None
-    result = Evaluation({}, store.labels, logits, truth)
-    result.metrics = on_main(lambda: compute_metrics(logits, truth))
-    return result
+
+    model: nn.Module
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager]
+    batch_size: int
+    should_stop: Callable[[], bool] = lambda: False
+
+    def try_longest(self, store: TokenStore) -> None:
+        """One batch of the longest rows, to see that evaluation works at all."""
+        with torch.no_grad(), _evaluation_mode(self.model):
+            self._logits(store, store.by_length()[-self.batch_size :])
+
+    def evaluate(self, store: TokenStore, description: str = "evaluating") -> Evaluation | None:
+        """Metrics over all rows of `store`; None if a stop was asked for meanwhile."""
+        batches = self._batches(store)
+        own_logits = self._own_logits(store, batches, description)
+        if own_logits is None:
+            return None
+        logits = self._gather(own_logits, store, batches)
+        truth = store.label_ids().astype(np.int64) if logits is not None else None
+        metrics = on_main(lambda: compute_metrics(logits, truth))
+        return Evaluation(metrics, store.labels, logits, truth)
+
+    def _batches(self, store: TokenStore) -> list[np.ndarray]:
+        """Batches are cut by length, whatever the number of ranks: a row always has the same
+        neighbors and the same padding, so its logits are bit-identical."""
+        order = store.by_length()
+        return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+
+    def _logits(self, store: TokenStore, rows: np.ndarray) -> torch.Tensor:
+        """(rows, num_labels)"""
+        inputs = store.inputs(rows)
+        on_device = {k: v.to(self.device, non_blocking=True) for k, v in inputs.items()}
+        with self.autocast():
+            logits = self.model(**on_device).logits
+        check_logits(logits, len(rows), len(store.labels))
+        return logits
+
+    @torch.no_grad()
+    def _own_logits(
+        self, store: TokenStore, batches: list[np.ndarray], description: str
+    ) -> list[torch.Tensor] | None:
+        """Logits of this rank's batches: whole batches go to ranks in turn."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        own, logits = batches[rank::world_size], []
+        longest_share = len(batches[::world_size])  # all ranks ask equally often whether to stop
+        hidden = None if is_main() else True  # None: hidden if the output is no terminal
+        with _evaluation_mode(self.model):
+            for i in tqdm(range(longest_share), description, leave=False, disable=hidden):
+                if self.should_stop():
+                    return None
+                if i < len(own):
+                    shape = len(own[i]), int(store.lengths(own[i]).max())
+                    watchdog.report(description, i + 1, shape)
+                    logits.append(self._logits(store, own[i]))
+                elif isinstance(self.model, FSDPModule):
+                    self._logits(store, batches[0])  # each forward needs every rank's shards
+        watchdog.report(f"the end of {description}")
+        return logits
+
+    def _gather(
+        self, own_logits: list[torch.Tensor], store: TokenStore, batches: list[np.ndarray]
+    ) -> np.ndarray | None:
+        """Logits in row order, (rows, num_labels), on the main process; None elsewhere."""
+        world_size = dist.get_world_size()
+        dtype = next(self.model.parameters()).dtype
+        # Every rank sends the same number of rows; the main process knows how many are real.
+        padded_rows = len(batches[::world_size]) * self.batch_size
+        sent = torch.zeros(padded_rows, len(store.labels), dtype=dtype)
+        if own_logits:
+            local = torch.cat(own_logits).to("cpu", dtype)
+            sent[: len(local)] = local
+        received = [torch.empty_like(sent) for _ in range(world_size)] if is_main() else None
+        dist.gather(sent, received, dst=0)
+        if received is None:
+            return None
+        all_logits = np.empty((len(store), len(store.labels)), sent.numpy().dtype)
+        for rank, part in enumerate(received):
+            rows = np.concatenate(batches[rank::world_size] or [np.empty(0, np.int64)])
+            all_logits[rows] = part[: len(rows)].numpy()
+        return all_logits
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout; then as it was."""
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Turn dropout off, and afterwards restore the mode that the model was in."""
     was_training = model.training
     model.eval()
     try:
@@ -76,72 +145,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def _logits(
-    model: nn.Module, store: TokenStore, rows: np.ndarray, device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
-) -> torch.Tensor:  # fmt: skip
-    """(rows, labels)"""
-    inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
-    with autocast():
-        logits = model(**inputs).logits
-    check_logits(logits, len(rows), len(store.labels))
-    return logits
-
-
-@torch.no_grad()
-def gather_logits(
-    model: nn.Module,
-    store: TokenStore,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
-    batch_size: int,
-    description: str,
-    stopping: Callable[[], bool] = lambda: False,
-) -> np.ndarray | None:
-    """Logits of all rows in row order, (rows, labels), on the main process; None elsewhere.
-
-    Batches are cut by length, whatever the number of ranks, and go to ranks in turn: a row always
-    meets the same neighbours and the same padding, so its logits are the same to the bit.
-    `stopping`: asked before each batch, on all ranks alike. Errors: Interrupted when it says so.
-    """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    order = store.by_length()
-    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    mine = batches[rank::world_size]
-    parts = []
-    most = len(batches[::world_size])  # of any rank: all ask as often whether to stop
-    steps = tqdm(range(most), description, leave=False, disable=None if is_main() else True)
-    with _evaluating(model):
-        for i in steps:
-            if stopping():
-                raise Interrupted
-            if i >= len(mine) and not isinstance(model, FSDPModule):
-                continue  # a sharded model needs every rank for each forward
-            rows = mine[i] if i < len(mine) else batches[0]
-            watchdog.report(description, i + 1, (len(rows), int(store.lengths(rows).max())))
-            logits = _logits(model, store, rows, device, autocast)
-            if i < len(mine):
-                parts.append(logits)
-    watchdog.report(f"the end of {description}")
-    # Every rank sends the same number of rows; the main process knows how many of them are real.
-    dtype = next(model.parameters()).dtype
-    sent = torch.zeros(most * batch_size, len(store.labels), dtype=dtype)
-    if parts:
-        local = torch.cat(parts).to("cpu", dtype)
-        sent[: len(local)] = local
-    received = [torch.empty_like(sent) for _ in range(world_size)] if is_main() else None
-    dist.gather(sent, received, dst=0)
-    if received is None:
-        return None
-    all_logits = np.empty((len(store), len(store.labels)), sent.numpy().dtype)
-    for r, part in enumerate(received):
-        rows = np.concatenate(batches[r::world_size] or [np.empty(0, np.int64)])
-        all_logits[rows] = part[: len(rows)].numpy()
-    return all_logits
+# -- logits to metrics ---------------------------------------------------------------------------
 
 
 def probabilities(logits: np.ndarray, multi_label: bool) -> np.ndarray:
-    """Softmax over labels, or a sigmoid for each label: (rows, labels), float64."""
+    """Softmax over labels, or a sigmoid for each label: (rows, num_labels), float64."""
     z = logits.astype(np.float64)
     if multi_label:
         return 0.5 * (1.0 + np.tanh(0.5 * z))
@@ -155,7 +163,7 @@ def predictions(logits: np.ndarray, multi_label: bool) -> np.ndarray:
 
 
 def row_losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Cross entropy of each row, without weights or smoothing: (rows,), float64."""
+    """Cross-entropy of each row, without weights or smoothing: (rows,), float64."""
     z = logits.astype(np.float64)
     if truth.ndim == 2:
         return (np.logaddexp(0.0, z) - truth * z).mean(axis=1)
@@ -163,24 +171,28 @@ def row_losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def compute_metrics(logits: Any, truth: Any) -> dict[str, float]:
-    """loss, accuracy and F1. For multi-label, accuracy counts rows with every label right."""
-    from sklearn import metrics as sk  # here: its second must not delay the first step
+    """Loss, accuracy and F1. For multi-label, accuracy counts rows with every label right."""
+    from sklearn import metrics as sk  # here, since importing it takes a second
 
     predicted = predictions(logits, multi_label=truth.ndim == 2)
-    f1 = {
-        f"{average}_f1": float(sk.f1_score(truth, predicted, average=average, zero_division=0))
-        for average in ("macro", "weighted", "micro")
-    }
+    counts = sk.multilabel_confusion_matrix(truth, predicted)  # (classes, 2, 2)
+    true_positives, positives = counts[:, 1, 1], counts[:, 1].sum(axis=1)
+    errors = counts[:, 0, 1] + counts[:, 1, 0]
+    f1 = 2 * true_positives / np.maximum(2 * true_positives + errors, 1)  # (classes,)
     return {
         "loss": float(row_losses(logits, truth).mean()),
         "accuracy": float(sk.accuracy_score(truth, predicted)),
-        **f1,
+        "macro_f1": float(f1.mean()),
+        "weighted_f1": float((f1 * positives).sum() / max(positives.sum(), 1)),
+        "micro_f1": float(
+            2 * true_positives.sum() / max(2 * true_positives.sum() + errors.sum(), 1)
+        ),
         "rows": len(truth),
     }
 
 
 def confusion(result: Evaluation) -> np.ndarray:
-    """Rows of true label i that were given label j: (labels, labels)."""
+    """Rows of true label i that were given label j: (num_labels, num_labels)."""
     from sklearn import metrics as sk
 
     return sk.confusion_matrix(

@@ -1,28 +1,61 @@
-"""AdamW with and without weight decay, and the learning rate over the steps."""
+"""The update of a step: clipping, AdamW, and the learning rate over the steps."""
 
 import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from training.distributed.full_state import full_tensor
+from training.distributed.replicas import check_gradients
 from training.settings.config import TrainConfig
 
 PLATEAU_FACTOR = 0.5  # what the learning rate is multiplied by
-PLATEAU_PATIENCE = 1  # evaluations without a better metric that are let pass
+PLATEAU_PATIENCE = 1  # evaluations without a better metric before it acts
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """AdamW. Weight decay acts on matrices, not on biases and norms, whatever their names are."""
+    """AdamW. Weight decay acts on matrices, not on biases and norms, whatever their names are.
+
+    A group may have an `lr` of its own, the peak of its schedule, and a `name` for the log.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay,
-         "name": "decay"},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, "name": "no_decay"},
-    ]  # fmt: skip
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+    matrices = [p for p in trained if p.ndim >= 2]
+    vectors = [p for p in trained if p.ndim < 2]
+    groups: list[dict[str, Any]] = [
+        {"name": "decay", "params": matrices, "weight_decay": config.weight_decay},
+        {"name": "no_decay", "params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, fused=True)
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale all gradients so that their norm is at most `max_norm`; with 0 leave them as they are.
+
+    Returns the norm before, (). Errors: UserError if a parameter has no gradient.
+    """
+    check_gradients(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return full_tensor(clip_grad_norm_(trained, max_norm or math.inf))
+
+
+def step_if_finite(optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor) -> Tensor:
+    """Take the optimizer's step, unless the gradient is not finite: the same on all ranks.
+
+    Returns whether the step was skipped, (), on the device: nothing waits for it.
+    """
+    skipped = ~grad_norm.isfinite()
+    if scaler.is_enabled():  # it has seen the gradient, too
+        scaler.step(optimizer)
+        scaler.update()
+    elif getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: decides on the device
+        vars(optimizer)["found_inf"] = skipped.float()
+        optimizer.step()
+    elif not skipped:  # another optimizer: this waits for the device
+        optimizer.step()
+    return skipped
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
@@ -34,9 +67,8 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
 class Schedule:
     """Learning rate after `steps_done` optimizer steps: warm-up to the peak, then down.
 
-    It is at its peak when the warm-up is over and at 0 when `total_steps` are done, so no step is
-    taken with a learning rate of 0. `plateau` stays at the peak until `evaluated` sees no better
-    score.
+    It is at its peak after the warm-up and at 0 when `total_steps` are done, so no step is taken
+    with a learning rate of 0. `plateau` stays at the peak until `evaluated` sees no better score.
     """
 
     def __init__(
@@ -48,11 +80,11 @@ class Schedule:
         self.warmup_steps = math.ceil(warmup_ratio * total_steps)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.steps_done = 0
-        self.plateau = {"factor": 1.0, "best": -math.inf, "waited": 0.0}
+        self.plateau = {"factor": 1.0, "best": -math.inf, "waited": 0}
         self._set()
 
     def factor(self, steps_done: int) -> float:
-        """The part of the peak learning rate that step number `steps_done` (from 0) uses."""
+        """The share of the peak learning rate that step number `steps_done` (from 0) uses."""
         warmup, total = self.warmup_steps, self.total_steps
         if steps_done < warmup:
             return (steps_done + 1) / (warmup + 1)
@@ -69,20 +101,20 @@ class Schedule:
         self._set()
 
     def undo_step(self) -> None:
-        """Call when a step that was counted turns out to have been skipped."""
+        """Call when a step that was counted turns out to be a skipped one."""
         self.steps_done -= 1
         self._set()
 
     def evaluated(self, score: float) -> None:
-        """Tell the plateau schedule a score of the validation rows; higher is better."""
+        """For `plateau`: the score of an evaluation; higher is better."""
         if self.kind != "plateau":
             return
         if score > self.plateau["best"]:
-            self.plateau |= {"best": score, "waited": 0.0}
+            self.plateau |= {"best": score, "waited": 0}
             return
         self.plateau["waited"] += 1
         if self.plateau["waited"] > PLATEAU_PATIENCE:
-            self.plateau |= {"factor": self.plateau["factor"] * PLATEAU_FACTOR, "waited": 0.0}
+            self.plateau |= {"factor": self.plateau["factor"] * PLATEAU_FACTOR, "waited": 0}
             self._set()
 
     def _set(self) -> None:

@@ -1,53 +1,37 @@
-"""What adds up between two lines of the log: loss, rows, tokens, and time."""
+"""How fast a run is, against what the device could do, and where its time goes."""
 
-import math
+import logging
+import resource
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from training.distributed.ranks import reduce_tensor
 from training.step.batch_plan import MicroBatch
 
-
-class RunningLoss:
-    """Loss since the last line of the log. It stays on the device until that line is due."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.of_step, self.loss, self.weight = torch.zeros(3, dtype=torch.float64, device=device)
-
-    def add(self, loss: torch.Tensor) -> None:
-        """This rank's weighted sum over a micro-batch."""
-        self.of_step += loss.detach()
-
-    def end_step(self, weight_sum: float, skipped: torch.Tensor) -> None:
-        """`weight_sum`: of all ranks. A skipped step leaves no trace in the mean."""
-        self.loss += torch.where(skipped, 0.0, self.of_step)
-        self.weight += (~skipped).double() * weight_sum
-        self.of_step.zero_()
-
-    def drop_step(self) -> None:
-        """The step is done again."""
-        self.of_step.zero_()
-
-    def mean(self) -> float:
-        """Over the rows of all ranks; then it starts anew. NaN if all steps were skipped."""
-        total, weight = reduce_tensor(self.loss).item(), self.weight.item()
-        self.loss.zero_()
-        self.weight.zero_()
-        return total / weight if weight else math.nan
-
-    def state(self) -> list[float]:
-        return [self.loss.item(), self.weight.item()]
+log = logging.getLogger("training")
+# Dense matrix FLOP/s at half precision, from the makers' data sheets. TF32 is half of it on Ampere
+# and later.
+PEAKS = {
+    "V100": 125e12, "T4": 65e12, "A100": 312e12, "A10": 125e12, "A40": 150e12, "L4": 121e12,
+    "L40": 181e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "RTX 4090": 165e12,
+}  # fmt: skip
+UNPROFILED_STEPS = 2  # before the profile: they allocate, compile and warm up
 
 
-class Meter:
-    """Rows, tokens and time since the last line of the log. Pauses do not count as time."""
+class Throughput:
+    """Rows, tokens and time since the last line of the log. Pauses do not count as time.
+
+    `peak_flops`: of all ranks together, where that is known.
+    """
 
     def __init__(self, flops_per_token: float = 0.0, peak_flops: float | None = None) -> None:
-        """`peak_flops`: of all ranks together, where that is known."""
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.reset()
 
@@ -57,27 +41,23 @@ class Meter:
         self.waited = 0.0
 
     def add(self, micro_batch: MicroBatch) -> None:
+        """Count a step, by any of its micro-batches."""
         self.rows += micro_batch.step_rows
         self.tokens += micro_batch.step_tokens
         self.padded_tokens += micro_batch.step_padded_tokens
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Not training time: an evaluation, a checkpoint."""
+        """Time that is not for training: an evaluation, a checkpoint."""
         before = time.perf_counter()
         yield
         self.started += time.perf_counter() - before
 
-    def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """`batches`, with the time that is spent waiting for them."""
-        iterator = iter(batches)
-        while True:
-            before = time.perf_counter()
-            batch = next(iterator, None)
-            self.waited += time.perf_counter() - before
-            if batch is None:
-                return
-            yield batch
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - before
 
     def rates(self) -> dict[str, float]:
         """Of all ranks together; `padding`, `data_wait` and `mfu` (of the peak) are shares."""
@@ -92,3 +72,77 @@ class Meter:
             "flops_per_second": flops,
             **mfu,
         }
+
+
+def flops_per_token(model: nn.Module) -> float:
+    """FLOPs of forward and backward for a token of a batch, without attention's own products.
+
+    Two for each weight forward, four backward (Kaplan and others, 2020, section 2.1). A look-up in
+    an embedding costs none; a frozen weight needs no gradient of its own.
+    """
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
+    return float(sum(p.numel() * (6 if p.requires_grad else 4) for p in matrices))
+
+
+def peak_flops(device: torch.device, precision: str, num_replicas: int) -> float | None:
+    """Of all ranks together, each with `num_replicas` devices; None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    longest_first = sorted(PEAKS.items(), key=lambda peak: -len(peak[0]))  # L40 is not an L4
+    known = [peak for part, peak in longest_first if part in name]
+    share = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5}.get(precision)
+    if not known or share is None:
+        return None
+    return known[0] * share * dist.get_world_size() * num_replicas
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this rank had: on the device, or of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Profiler:
+    """A trace of some steps of the main process, for TensorBoard or ui.perfetto.dev, and the ten
+    costliest operations in the log. With 0 steps it does nothing."""
+
+    def __init__(self, run: Path, steps: int) -> None:
+        self.file = run / "profile" / "main.pt.trace.json"
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        self.key = f"self_{kind}_time_total"
+        self.profile: Any = None
+        if not steps:
+            return
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if kind == "cuda":
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        self.profile = torch.profiler.profile(
+            activities=kinds,
+            schedule=torch.profiler.schedule(
+                wait=UNPROFILED_STEPS, warmup=1, active=steps, repeat=1
+            ),
+            on_trace_ready=self._write,
+        )
+        self.profile.start()
+
+    def step(self) -> None:
+        """Call after each optimizer step."""
+        if self.profile is not None:
+            self.profile.step()
+
+    def close(self) -> None:
+        if self.profile is not None:
+            self.profile.stop()
+            self.profile = None
+
+    def _write(self, profile: Any) -> None:
+        self.file.parent.mkdir(exist_ok=True)
+        profile.export_chrome_trace(str(self.file))
+        table = profile.key_averages().table(
+            sort_by=self.key, row_limit=10, max_name_column_width=50
+        )
+        log.info("profile: %s\n%s", self.file, table)

@@ -1,15 +1,11 @@
-"""What a run tells: console and `log.txt`, progress bar, `metrics.jsonl`, TensorBoard.
+"""Where a run's numbers go: log, progress bar, `metrics.jsonl`, TensorBoard.
 
-Only the main process tells anything; on the other ranks the same calls do nothing.
+Only the main process writes; on the other ranks the same calls do nothing.
 """
 
 import json
 import logging
-import logging.handlers
 import math
-import os
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,15 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
+from torch import nn
 from tqdm import tqdm
 
 from training.checkpoint.state import Progress
-from training.distributed import watchdog
+from training.dataset.token_store import TokenStore
+from training.distributed.ranks import is_main
 from training.settings.config import TrainConfig
-from training.settings.errors import UserError, explain_disk_errors, needs_no_traceback
+from training.settings.errors import UserError, explain_disk_errors
 from training.step import evaluation
-from training.tracking.speed import Profiler
+from training.step.batch_plan import BatchPlan
+from training.tracking.console import (
+    describe_data,
+    describe_model,
+    describe_step,
+    log_to_file,
+    start_console,
+)
+from training.tracking.throughput import Profiler
 
 log = logging.getLogger("training")
 PLOTTED_LABELS = 40  # more classes make figures that nobody can read
@@ -36,92 +41,74 @@ HPARAMS = (
 ).split()
 
 
-class ConsoleHandler(logging.Handler):
-    """Prints above a progress bar that is on the screen."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            tqdm.write(self.format(record), file=sys.stdout)
-            sys.stdout.flush()
-        except BrokenPipeError:  # `| tee` was ended by the same Ctrl-C: log.txt goes on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        except OSError:  # `> file` on a full disk: what is trained matters more
-            pass
-
-
-def start_console(main_process: bool) -> None:
-    """Log to the screen, and keep what is said for `log.txt` until the run has a folder."""
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    logging.raiseExceptions = False  # a full disk is told once, by what fails on it
-    threading.excepthook = _in_a_thread
-    log.handlers.clear()
-    log.propagate = False
-    log.setLevel(logging.INFO if main_process else logging.CRITICAL)
-    if not main_process:
-        return
-    console = ConsoleHandler()
-    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    log.addHandler(console)
-    log.addHandler(logging.handlers.MemoryHandler(10_000, flushLevel=logging.CRITICAL + 1))
-
-
-def _in_a_thread(failure: Any) -> None:
-    """TensorBoard writes in a thread; what fails there comes up again in its next call."""
-    if not needs_no_traceback(failure.exc_value):
-        sys.__excepthook__(failure.exc_type, failure.exc_value, failure.exc_traceback)
-
-
 class Tracker:
-    """Writes a run's records. `at`: how far a resumed run is."""
+    """Writes a run's records."""
 
-    def __init__(
-        self, run: Path, config: TrainConfig, device: torch.device, main_process: bool, at: Progress
-    ) -> None:
-        watchdog.errors_folder = run / "errors"  # where a traceback goes from now on
-        self.run = run
-        self.profiler = Profiler(run, config.profile if main_process else 0, device)
-        self.enabled = main_process
+    def __init__(self) -> None:
+        self.enabled = is_main()
         self.writer: Any = None
-        self.bar: Any = None
-        self.error: UserError | None = None  # of the disk; for all ranks to stop by
-        if not main_process:
+        self.error: UserError | None = None  # of the disk; all ranks then stop together
+        start_console(self.enabled)
+
+    def describe(
+        self,
+        config: TrainConfig,
+        plan: BatchPlan,
+        splits: dict[str, TokenStore],
+        model: nn.Module,
+        device: torch.device,
+    ) -> None:
+        """Say what will be trained, on what."""
+        if self.enabled:
+            describe_data(splits, config.max_length)
+            describe_model(model)
+            describe_step(plan, device)
+
+    def open(
+        self,
+        run: Path,
+        config: TrainConfig,
+        progress: Progress,
+        splits: dict[str, TokenStore],
+        steps_per_epoch: int,
+        total_steps: int,
+    ) -> None:
+        """Begin to write to the folder `run`. Lines of steps after `progress` are dropped."""
+        self.run, self.metric = run, config.metric
+        self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
+        self.profiler = Profiler(run, config.profile if self.enabled else 0)
+        # disable=None: hidden if the output is no terminal
+        self.bar = tqdm(
+            total=total_steps, initial=progress.step, desc="training", unit=" steps",
+            disable=None if self.enabled else True, dynamic_ncols=True,
+        )  # fmt: skip
+        if not self.enabled:
             return
-        memory = next(h for h in log.handlers if isinstance(h, logging.handlers.MemoryHandler))
-        file = logging.FileHandler(run / "log.txt", encoding="utf-8")
-        file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        memory.setTarget(file)
-        memory.close()  # hands over what was said before the folder was there
-        log.removeHandler(memory)
-        log.addHandler(file)
+        log_to_file(run / "log.txt")
         (run / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        _copy_bad_rows(run, splits)
         for name in ("metrics.jsonl", "bad_batches.jsonl"):
-            _forget_after(run / name, at)
+            _forget_after(run / name, progress)
         self.lines = (run / "metrics.jsonl").open("a", encoding="utf-8")
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = at.step + 1 if at.step else 0  # what a killed run had written after that
+            purge = progress.step + 1 if progress.step else 0  # written by a run that was killed
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
         except ImportError as error:
             log.warning("no TensorBoard: %s", error)
-
-    def start_bar(self, total_steps: int, step: int) -> None:
-        hidden = None if self.enabled else True  # None: hidden when the output is no terminal
-        self.bar = tqdm(total=total_steps, initial=step, desc="training", unit=" steps",
-                        disable=hidden, dynamic_ncols=True)  # fmt: skip
 
     def advance(self) -> None:
         """Call after each optimizer step."""
         self.bar.update()
         self.profiler.step()
 
-    def record(self, step: int, epoch: float, split: str, values: dict[str, Any]) -> None:
+    def record(self, step: int, split: str, values: dict[str, Any]) -> None:
         """A line of `metrics.jsonl`, and a point on every curve. What is not finite is left out."""
         if not self.enabled:
             return
         known = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        line = {"step": step, "epoch": epoch, "split": split, **known}
+        line = {"step": step, "epoch": step / self.steps_per_epoch, "split": split, **known}
         with self.disk_errors():
             self.lines.write(json.dumps(line) + "\n")
             self.lines.flush()
@@ -133,39 +120,48 @@ class Tracker:
 
     @contextmanager
     def disk_errors(self) -> Iterator[None]:
-        """Keeps a fault of the disk for all ranks to stop by."""
+        """A failure of the disk is kept in `error`, so that all ranks stop together."""
         try:
             with explain_disk_errors(self.run):
                 yield
         except UserError as error:
             self.error = error
 
-    def train_step(self, step: int, epoch: float, values: dict[str, Any]) -> None:
-        """What the log says every --log-every steps."""
-        self.record(step, epoch, "train", values)
+    def train_step(self, step: int, values: dict[str, Any]) -> None:
+        """The line of the log every --log-every steps."""
+        self.record(step, "train", values)
         if self.enabled:
-            self.bar.set_postfix_str(f"loss {values['loss']:.4f}, lr {values['lr']:.2e}, "
-                                     f"{values['samples_per_second']:,.0f} rows/s")  # fmt: skip
+            rows = f"{values['samples_per_second']:,.0f} rows/s"
+            self.bar.set_postfix_str(f"loss {values['loss']:.4f}, lr {values['lr']:.2e}, {rows}")
             log.info(
-                "step %d of %d  epoch %.2f  loss %.4f  lr %.2e  grad norm %.3f  %s rows/s  "
-                "%s tokens/s  padding %.1f %%", step, self.bar.total, epoch, values["loss"],
-                values["lr"], values["grad_norm"], f"{values['samples_per_second']:,.0f}",
-                f"{values['tokens_per_second']:,.0f}", 100 * values["padding"],
-            )  # fmt: skip
+                f"step {step} of {self.bar.total}  epoch {step / self.steps_per_epoch:.2f}  "
+                f"loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
+                f"grad norm {values['grad_norm']:.3f}  {rows}  "
+                f"{values['tokens_per_second']:,.0f} tokens/s  "
+                f"padding {100 * values['padding']:.1f} %"
+            )
 
     def evaluated(
-        self, step: int, epoch: float, split: str, result: evaluation.Evaluation, note: str = ""
+        self, step: int, split: str, result: evaluation.Evaluation, note: str = ""
     ) -> None:
         """Metrics of an evaluation, with its figures."""
-        self.record(step, epoch, split, result.metrics)
+        self.record(step, split, result.metrics)
         if not self.enabled:
             return
         m = result.metrics
-        log.info("%s at step %d: loss %.4f  accuracy %.4f  macro F1 %.4f  (%d rows)%s", split, step,
-                 m["loss"], m["accuracy"], m["macro_f1"], m["rows"], note)  # fmt: skip
+        log.info(
+            f"{split} at step {step}: loss {m['loss']:.4f}  accuracy {m['accuracy']:.4f}  "
+            f"macro F1 {m['macro_f1']:.4f}  ({m['rows']} rows)  {note}"
+        )
         if self.writer is not None and len(result.labels) <= PLOTTED_LABELS:
             with self.disk_errors():
                 self._draw(step, split, result)
+
+    def validated(self, result: evaluation.Evaluation, progress: Progress) -> None:
+        """An evaluation in the course of training, and how it compares."""
+        is_best = progress.best_step == progress.step
+        when = "so far" if is_best else f"was at step {progress.best_step}"
+        self.evaluated(progress.step, "val", result, f"best {self.metric} {when}")
 
     def _draw(self, step: int, split: str, result: evaluation.Evaluation) -> None:
         """Confusion matrix and precision-recall curves."""
@@ -194,10 +190,6 @@ class Tracker:
             self.writer.add_scalar(name, value, 0)
         self.writer.flush()
 
-    def close_bar(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
     def close(self) -> None:
         self.profiler.close()
         if self.writer is not None:
@@ -206,8 +198,16 @@ class Tracker:
             self.lines.close()
 
 
-def _forget_after(path: Path, at: Progress) -> None:
-    """Drop the lines of what a resumed run is about to do again, and a torn last line."""
+def _copy_bad_rows(run: Path, splits: dict[str, TokenStore]) -> None:
+    """List the rows that were left out in `bad_rows.tsv`, if there are any."""
+    files = dict.fromkeys(store.folder / "bad_rows.tsv" for store in splits.values())
+    lines = "".join(file.read_text(encoding="utf-8") for file in files)
+    if lines:
+        (run / "bad_rows.tsv").write_text(lines, encoding="utf-8")
+
+
+def _forget_after(path: Path, progress: Progress) -> None:
+    """Drop the lines of steps that a resumed run repeats, and an incomplete last line."""
     if not path.exists():
         return
     kept = []
@@ -217,8 +217,8 @@ def _forget_after(path: Path, at: Progress) -> None:
         except json.JSONDecodeError:
             continue
         # An evaluation that is due; and a step is known to be bad one step after it.
-        again = (line.get("split") == "val" and at.evaluation_due) or "in_a_row" in line
-        if line["step"] < at.step + (not again):
+        again = (line.get("split") == "val" and progress.evaluation_due) or "in_a_row" in line
+        if line["step"] < progress.step + (not again):
             kept.append(text + "\n")
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")

@@ -1,0 +1,119 @@
+"""The screen: a log that goes well with a progress bar, and what it says before the first step."""
+
+import logging
+import logging.handlers
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+from tqdm import tqdm
+
+from training.dataset.token_store import TokenStore
+from training.settings.errors import needs_no_traceback
+from training.step.batch_plan import BatchPlan
+from training.tracking.data_report import remarks
+
+log = logging.getLogger("training")
+SHOWN_LABELS = 12
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints above a progress bar that is on the screen."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| tee` was ended by the same Ctrl-C: log.txt still gets the line
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        except OSError:  # `> file` on a full disk: the training matters more
+            pass
+
+
+def start_console(main_process: bool) -> None:
+    """Log to the screen, and keep the lines for `log.txt` until the run has a folder."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.raiseExceptions = False  # a full disk is reported once, by what fails on it
+    threading.excepthook = _report_thread_failure
+    log.handlers.clear()
+    log.propagate = False
+    log.setLevel(logging.INFO if main_process else logging.CRITICAL)
+    if not main_process:
+        return
+    console = ConsoleHandler()
+    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    log.addHandler(console)
+    log.addHandler(logging.handlers.MemoryHandler(10_000, flushLevel=logging.CRITICAL + 1))
+
+
+def log_to_file(path: Path) -> None:
+    """Log to `path` too, from the first line of this run on."""
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    memory = next(h for h in log.handlers if isinstance(h, logging.handlers.MemoryHandler))
+    memory.setTarget(file)
+    memory.close()  # hands over the lines from before
+    log.removeHandler(memory)
+    log.addHandler(file)
+
+
+def _report_thread_failure(failure: Any) -> None:
+    """TensorBoard writes in a thread; a failure of the disk there is raised by its next call."""
+    if not needs_no_traceback(failure.exc_value):
+        sys.__excepthook__(failure.exc_type, failure.exc_value, failure.exc_traceback)
+
+
+# -- before the first step -----------------------------------------------------------------------
+
+
+def describe_data(splits: dict[str, TokenStore], max_length: int) -> None:
+    """Rows, labels and lengths of each split, and what is worth a look."""
+    for name, store in splits.items():
+        full_length = store.values("full_length")
+        counts = list(zip(store.labels, store.label_counts(), strict=True))
+        shown = ", ".join(f"{label} {n:,}" for label, n in counts[:SHOWN_LABELS])
+        if len(counts) > SHOWN_LABELS:
+            shown += f", and {len(counts) - SHOWN_LABELS} more"
+        rows = f"{store.meta['rows']:,} rows from {store.meta['lines']:,} lines"
+        if store.subset is not None:
+            rows = f"{len(store):,} of {rows}"
+        log.info("%s: %s, %d labels (%s)", name, rows, len(counts), shown)
+        log.info(
+            "%s: %.0f tokens a row on average, %.1f %% longer than max_length %d and cut",
+            name,
+            full_length.mean(),
+            100 * (full_length > max_length).mean(),
+            max_length,
+        )
+    for line in remarks(splits):
+        log.warning(line)
+
+
+def describe_step(plan: BatchPlan, device: torch.device) -> None:
+    sizes, ranks = plan.sizes, dist.get_world_size()
+    steps = sizes.gradient_accumulation_steps
+    log.info(
+        "global batch %d = %d rank%s (%s) × %d accumulation step%s × at most %d rows",
+        sizes.global_batch_size,
+        ranks,
+        "" if ranks == 1 else "s",
+        device.type,
+        steps,
+        "" if steps == 1 else "s",
+        sizes.batch_size,
+    )
+    if plan.lengths is not None:
+        log.info("torch.compile: batches are padded to %s tokens", list(map(int, plan.lengths)))
+
+
+def describe_model(model: nn.Module) -> None:
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    log.info("model: %s parameters, %s trained", f"{parameters:,}", f"{trained:,}")
