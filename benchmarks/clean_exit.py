@@ -4,7 +4,7 @@
 
 A process that keeps a DDP model alive while it destroys its process group aborts at its exit now
 and then ("terminate called without an active exception", code -6), after all work is done. In the
-project, `process.run` destroys the group only when everything that `main` made is gone.
+project, `worker.run` destroys the group only when everything that `main` made is gone.
 """
 
 import argparse

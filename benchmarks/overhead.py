@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,21 +35,14 @@ from training.settings.config import TrainConfig  # noqa: E402
 
 def step_times(config: TrainConfig, agree: bool) -> float:
     """Seconds of a step, on average, after the first twenty. On every rank."""
-    import train
-    from jobs import Patch, run
-    from training.launch import signals as stopping
+    from jobs import Patch, before_each_update, run
+    from training.launch.signals import StopRequest
 
     times: list[float] = []
-    clipped = train.clip_grad_norm_
-
-    def clip(*args: Any) -> Any:
-        times.append(time.perf_counter())
-        return clipped(*args)
-
-    agreed = stopping.StopRequest.agreed if agree else lambda self, error=None: False
+    agreed = StopRequest.agreed if agree else lambda self, error=None: False
     with (
-        Patch(train, "clip_grad_norm_", clip),
-        Patch(stopping.StopRequest, "agreed", agreed),
+        before_each_update(lambda optimizer: times.append(time.perf_counter())),
+        Patch(StopRequest, "agreed", agreed),
     ):
         run(config)
     return (times[-1] - times[20]) / (len(times) - 21)
@@ -59,6 +53,7 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     a plain `torch.save` of the weights and the optimizer's state."""
     import torch
     from training.checkpoint.saver import Saver
+    from training.checkpoint.state import Progress
     from training.step.optimizer import build_optimizer
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -69,13 +64,15 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     optimizer.step()
     run = Path(config.runs_dir)
     (run / "checkpoints").mkdir(parents=True)
-    saver = Saver(run, model, AutoTokenizer.from_pretrained(config.model), keep=1)
+    state: Any = SimpleNamespace(progress=Progress())
+    saver = Saver(run, model, AutoTokenizer.from_pretrained(config.model), state, keep=1)
     found = []
     for step in range(1, rounds + 2):
         began = time.perf_counter()
-        saver.save(step, model.state_dict(), {"optimizer": optimizer.state_dict()}, best=False)
+        content = {"optimizer": optimizer.state_dict()}
+        saver._save(step, model.state_dict(), content, is_best=False, is_last=False)
         waited = time.perf_counter() - began
-        saver.wait()
+        saver._wait()
         whole = time.perf_counter() - began
         began = time.perf_counter()
         content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

@@ -154,9 +154,9 @@ def agreement(times: int) -> float:
     """Seconds of one all-reduce of two numbers over gloo. On every rank."""
     import torch
     import torch.distributed as dist
-    from training.distributed import ranks as distributed
+    from training.distributed import ranks
 
-    distributed.setup(60.0)
+    ranks.setup(60.0)
     flags, found = torch.zeros(2, dtype=torch.int32), []
     for _ in range(times):
         began = time.perf_counter()
@@ -169,14 +169,13 @@ def batch_seconds(config: Any, times: int) -> float:
     """Seconds until a micro-batch is ready in memory."""
     import data
     from model import build_tokenizer
-    from training.dataset.build import open_splits, prepare_tokenizer
-    from training.distributed import ranks as distributed
+    from training.dataset.build import open_dataset
+    from training.distributed import ranks
     from training.settings.batch_sizes import batch_sizes
     from training.step.batch_plan import BatchPlan
 
-    distributed.setup(60.0)
-    train = open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))[0]
-    assert train is not None
+    ranks.setup(60.0)
+    train = open_dataset(config, data, build_tokenizer)[1]["train"]
     plan = BatchPlan(train, batch_sizes(config, 1, 1), seed=0)
     micro = list(itertools.islice(plan, times))
     began = time.perf_counter()

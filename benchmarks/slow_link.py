@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
 sys.path[:0] = [str(PROJECT), str(ROOT / "tests")]
 
-from benchmark import RUNNER  # noqa: E402
 from hosts import ADDRESSES, two_hosts  # noqa: E402
 from peers import command, middle  # noqa: E402
 from pretrained import installed  # noqa: E402
@@ -60,14 +59,15 @@ def ways() -> list[Way]:
 
 def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: int) -> None:
     """Run it once: seconds of a micro-batch, in the median over steps, the first left out."""
-    script = folder / "runner.py"
-    script.write_text(RUNNER.format(when=way.rule == "always"), encoding="utf-8")
+    script = (
+        ROOT / "benchmarks" / "systems" / "other_exchange.py" if way.rule else PROJECT / "train.py"
+    )
     processes = []
     for rank, host in enumerate(names):
         launch = f"--nnodes 2 --node-rank {rank} --master-addr {ADDRESSES[0]} --nproc-per-node 1"
         command = [sys.executable, "-P", "-m", "training.launch.launcher", *launch.split()]
-        command += [str(script)] if way.rule else [str(PROJECT / "train.py")]
         command += [
+            str(script),
             "--model", model, "--train-file", str(PROJECT / "sample" / "train.tsv"),
             "--val-fraction", "0", "--max-length", "64", "--batch-size", str(BATCH),
             "--gradient-accumulation-steps", str(way.accumulation), "--max-steps", str(steps),
@@ -79,7 +79,8 @@ def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: i
                 ["ip", "netns", "exec", host, *command], stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True,
                 env=os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1",
-                                  "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+                                  "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
+                                  "EXCHANGE": way.rule},
             )
         )  # fmt: skip
     texts = [process.communicate()[0] for process in processes]

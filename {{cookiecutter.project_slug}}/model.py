@@ -1,6 +1,6 @@
-"""The model: which encoder, which tokenizer, and the loss. EDIT ME to try another model.
+"""The model: which encoder and tokenizer, the head, and the loss. EDIT ME to try another model.
 
-Nothing here knows of ranks: train.py runs the same model on one process or on many.
+Nothing here knows about ranks: train.py runs the same model on one process or on many.
 """
 
 import logging
@@ -38,7 +38,7 @@ def build_model(
         "label2id": {label: i for i, label in enumerate(labels)},
         "problem_type": "multi_label_classification" if config.multi_label
         else "single_label_classification",
-        # What predict.py must do to a text, as it was done in training.
+        # How predict.py has to prepare a text: as in training.
         "preprocessing": {
             "truncate": config.truncate, "text_column": list(config.text_column),
             "text_pair_column": config.text_pair_column,
@@ -99,28 +99,30 @@ def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedToke
                 f"max_length {config.max_length} is more than {config.model} can read; "
                 f"give --max-length {limit} or less"
             )
-        if len(tokenizer) < known.vocab_size / 2:  # transformers makes an empty one without a word
-            raise UserError(f"{config.model} has no tokenizer that goes with it; add its files")
+        if len(tokenizer) < known.vocab_size / 2:  # transformers silently makes an empty one
+            raise UserError(f"{config.model} has no tokenizer of its own; add its files")
         if tokenizer.pad_token is None:  # decoders
             tokenizer.pad_token = tokenizer.eos_token
-    # Saved with it, so that whoever loads the model later cuts texts where training did.
+    # Saved with the tokenizer, so that texts are cut where training cut them.
     tokenizer.model_max_length = config.max_length
     tokenizer.truncation_side = "left" if config.truncate == "tail" else "right"
     return tokenizer
 
 
 def loss_per_row(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The loss of each row: (batch, labels), (batch,) -> (batch,). Not averaged: train.py weighs
-    the rows of the whole global batch."""
+    """The loss of each row: (batch, num_labels), (batch,) -> (batch,).
+
+    Not averaged: train.py weights the rows of the whole global batch.
+    """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if labels.ndim == 2:  # multi-label: (batch, labels) of 0 and 1
+    if labels.ndim == 2:  # multi-label: (batch, num_labels) of 0 and 1
         losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
         return losses.mean(dim=1)
     return F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
 
 
 def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
-    """The configuration of a pretrained model. Errors: UserError when there is no such model."""
+    """The configuration of a pretrained model. Errors: UserError if there is no such model."""
     remote = config.trust_remote_code
     try:
         try:
@@ -128,9 +130,9 @@ def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
                 config.model, trust_remote_code=remote, local_files_only=True
             )
         except OSError:
-            HfApi().model_info(config.model, timeout=10)  # an answer at once; a download tries long
+            HfApi().model_info(config.model, timeout=10)  # fails soon; a download would retry long
             return AutoConfig.from_pretrained(config.model, trust_remote_code=remote)
-    except Exception as error:  # of the file system, of the network, of whichever client it has
+    except Exception as error:  # of the file system, or any of the network client's kinds
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"model {config.model!r} is neither a model folder nor a Hugging Face model that can "
@@ -147,7 +149,7 @@ def longest_input(model_config: PreTrainedConfig) -> int:
 
 
 def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-    """Saved weights of this model. Errors: RuntimeError that names keys which do not fit."""
+    """The weights that are saved in `folder`. Errors: RuntimeError that names keys that differ."""
     saved, info = type(model).from_pretrained(
         folder, dtype=next(model.parameters()).dtype, output_loading_info=True
     )
@@ -158,7 +160,7 @@ def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
 
 
 def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
-    """Set every dropout of the model; they have other names in each architecture."""
+    """Set every dropout of the model; each architecture has its own names for them."""
     if dropout is None:
         return
     for name, value in model_config.to_dict().items():

@@ -4,8 +4,8 @@
     python predict.py --model runs/NAME/best < texts.txt            # a text a line
     python predict.py --model runs/NAME/best --input rows.csv --output labels.csv
 
-Texts are prepared exactly as in training. A label comes with its probability; of a multi-label
-model, all labels with a probability of at least a half.
+Texts are prepared exactly as in training. A label comes with its probability; a multi-label model
+gives all labels with a probability of at least a half.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, TextIO
 
 from training.settings.errors import UserError
 
-CHUNK = 4096  # rows held at a time; within them, texts of like length share a batch
+CHUNK = 4096  # rows held at a time; within them, texts of similar length share a batch
 
 
 class Prediction(NamedTuple):
     text: str
-    label: str  # of a multi-label model: all labels, separated by commas
+    label: str  # with a multi-label model all labels, separated by commas
     probability: str
 
 
@@ -32,7 +32,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="without any: one a line on stdin")
+    parser.add_argument(
+        "texts", nargs="*", metavar="TEXT", help="default: one per line on standard input"
+    )
     parser.add_argument("--model", required=True, type=Path, help="a folder such as runs/NAME/best")
     parser.add_argument("--input", type=Path, help="CSV, TSV, JSONL, Parquet, or .txt")
     parser.add_argument("--output", type=Path, help=".csv, .tsv or .jsonl (default: the screen)")
@@ -50,7 +52,7 @@ def parse() -> argparse.Namespace:
 
 def main(arguments: argparse.Namespace) -> None:
     if not (arguments.model / "config.json").exists():
-        raise UserError(f"{arguments.model} is no model folder; give --model runs/NAME/best")
+        raise UserError(f"{arguments.model} is not a model folder; give --model runs/NAME/best")
     if arguments.output and arguments.output.suffix not in (".csv", ".tsv", ".jsonl"):
         raise UserError(f"--output {arguments.output} must end in .csv, .tsv or .jsonl")
     if arguments.output and not arguments.output.parent.is_dir():
@@ -99,8 +101,8 @@ class Classifier:
         self.multi_label = self.model.config.problem_type == "multi_label_classification"
 
     def read(self, arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-        """The texts of --input, in its order. A row without a text is an error: the rows of the
-        output are those of the input."""
+        """The texts of --input, in its order. A row without a text is an error, so that the output
+        has the rows of the input."""
         from training.dataset.build import separator_of
         from training.dataset.readers import ReadOptions, ReadReport, expand_files, read_rows
 
@@ -157,7 +159,7 @@ class Classifier:
 
 
 def texts_of(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Texts as rows. A blank one is an error: the lines of the output are those of the input."""
+    """Texts as rows. A blank one is an error, so that the output has the lines of the input."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             raise UserError(f"text {number} is blank")
@@ -171,12 +173,15 @@ def chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool) -> int:
-    """Write predictions as CSV, TSV or JSONL; return how many. TSV has no quotes: tabs and line
-    ends in a text become spaces."""
+    """Write predictions as CSV, TSV or JSONL; return how many.
+
+    TSV has no quotes, so tabs and line ends in a text become spaces.
+    """
     count = 0
     table = csv.writer(file)
     if header and suffix != ".jsonl":
-        file.write((",", "\t")[suffix == ".tsv"].join(Prediction._fields) + "\n")
+        delimiter = "\t" if suffix == ".tsv" else ","
+        file.write(delimiter.join(Prediction._fields) + "\n")
     for row in results:
         count += 1
         if suffix == ".jsonl":

@@ -11,11 +11,11 @@ if "PEERS" in os.environ and "RANK" in os.environ:
 
     gc.disable()  # as train.py does before it imports the same
     from probe import Probe
-    from training.distributed import ranks as distributed
-    from training.step import evaluation
+    from training.distributed import wrap as module
+    from training.step.evaluation import Evaluator
 
     probe = Probe()
-    wrapped, evaluated = distributed.wrap, evaluation.evaluate
+    wrapped, evaluated = module.wrap, Evaluator.evaluate
 
     def wrap(model: Any, *others: Any) -> Any:
         probe.watch(model)
@@ -26,5 +26,5 @@ if "PEERS" in os.environ and "RANK" in os.environ:
         probe.evaluated()
         return result
 
-    vars(distributed)["wrap"] = wrap
-    vars(evaluation)["evaluate"] = evaluate
+    vars(module)["wrap"] = wrap  # before train.py imports it
+    Evaluator.evaluate = evaluate

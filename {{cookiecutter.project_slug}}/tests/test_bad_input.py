@@ -28,7 +28,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"gradient_accumulation_steps": 3, "global_batch_size": 32},
         "32 is not batch_size 16 x gradient_accumulation_steps 3 x world size 2 = 96",
     ),
-    "no tokenizer": ({"model": "{no_tokenizer}"}, "no tokenizer that goes with it"),
+    "no tokenizer": ({"model": "{no_tokenizer}"}, "no tokenizer of its own"),
     "no weights file": ({"class_weights": "weights.json"}, "'weights.json' is not none, balanced"),
 }
 

@@ -80,7 +80,7 @@ def test_mistakes(best: Path, tmp_path: Path) -> None:
     """One line each, before anything slow, and no output file is left."""
     table = write_tsv(tmp_path / "t.tsv", make_rows(3, 1))
     output = str(tmp_path / "o.csv")
-    assert "is no model folder" in predict(best.parent, "x", code=1)
+    assert "is not a model folder" in predict(best.parent, "x", code=1)
     assert "must end in" in predict(best, "--input", str(table), "--output", "o.xlsx", code=1)
     message = predict(
         best, "--input", str(table), "--output", output, "--text-column", "txt", code=1
