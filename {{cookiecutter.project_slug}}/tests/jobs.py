@@ -138,15 +138,12 @@ def share_reduced(config: TrainConfig) -> float:
         sent[0] += tensor.nbytes
         return reduce(tensor, *args, **kwargs)
 
-    def building(*args: Any) -> Any:
-        model = build_model(*args)
-        whole[0] = sum(p.nbytes for p in model.parameters())
-        return model
+    def keep(optimizer: torch.optim.Optimizer) -> None:
+        whole[0] += sum(p.nbytes for group in optimizer.param_groups for p in group["params"])
 
-    with Patch(torch.distributed, "all_reduce", counting), Patch(train, "build_model", building):
+    with Patch(torch.distributed, "all_reduce", counting), before_each_update(keep):
         run(config)
-    assert config.max_steps is not None
-    return sent[0] / (whole[0] * config.max_steps)
+    return sent[0] / whole[0]
 
 
 def syncs_per_step(config: TrainConfig) -> list[dict[str, int]]:
