@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
 sys.path[:0] = [str(PROJECT), str(ROOT / "tests")]
 
-from benchmark import RUNNER  # noqa: E402
 from hosts import ADDRESSES, two_hosts  # noqa: E402
 from peers import command, middle  # noqa: E402
 from pretrained import installed  # noqa: E402
@@ -34,6 +33,19 @@ from pretrained import installed  # noqa: E402
 TABLE = Path(__file__).with_suffix(".md")
 BATCH = 8  # rows in a micro-batch of a rank
 TARGET = 0.8  # of what fewer exchanges can save
+# Runs train.py with another rule for when gradients are exchanged: {always} or never.
+RUNNER = """
+import contextlib, runpy, sys
+from torch.nn.parallel import DistributedDataParallel as DDP
+from training.distributed import replicas
+if {always}:
+    DDP.no_sync = lambda self: contextlib.nullcontext()
+else:
+    DDP.require_backward_grad_sync = property(lambda self: False, lambda self, value: None)
+    replicas.check_replicas = lambda model: None
+sys.argv[0] = {train!r}
+runpy.run_path({train!r}, run_name="__main__")
+"""
 
 
 @dataclass
@@ -61,7 +73,8 @@ def ways() -> list[Way]:
 def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: int) -> None:
     """Run it once: seconds of a micro-batch, in the median over steps, the first left out."""
     script = folder / "runner.py"
-    script.write_text(RUNNER.format(when=way.rule == "always"), encoding="utf-8")
+    text = RUNNER.format(always=way.rule == "always", train=str(PROJECT / "train.py"))
+    script.write_text(text, encoding="utf-8")
     processes = []
     for rank, host in enumerate(names):
         launch = f"--nnodes 2 --node-rank {rank} --master-addr {ADDRESSES[0]} --nproc-per-node 1"
