@@ -33,7 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import benchmark  # noqa: E402
-from benchmark import Way  # noqa: E402
+from benchmark import Variant  # noqa: E402
 from peers import command  # noqa: E402
 from tiny import save_tiny  # noqa: E402
 
@@ -72,12 +72,13 @@ class Case:
 
     def run(self, folder: Path) -> None:
         os.environ["OMP_NUM_THREADS"] = str(self.threads)
-        way = Way(f"{self.name}-{self.ranks}-{self.threads}-{len(self.rates)}", self.ranks)
-        benchmark.run(way, folder, self.flags, self.rows)
-        if way.why_not:
-            sys.exit(f"{self.name}: {way.why_not}")
-        self.rates.append(way.found["rows_per_second"])
-        self.steps.append(1.0 / way.found["seconds_per_step"])
+        name = f"{self.name}-{self.ranks}-{self.threads}-{len(self.rates)}"
+        variant = Variant(name, self.ranks)
+        benchmark.run(variant, folder, self.flags, self.rows)
+        if variant.why_not:
+            sys.exit(f"{self.name}: {variant.why_not}")
+        self.rates.append(variant.result["rows_per_second"])
+        self.steps.append(1.0 / variant.result["seconds_per_step"])
         print(f"  {self.name}, {self.ranks} x {self.threads}: {self.rates[-1]:.1f} rows/s",
               file=sys.stderr, flush=True)  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""Which way to train is fastest on this machine? Ask before a long run.
+"""Which way to train is fastest on this machine? Run it before a long training.
 
     python benchmark.py                               # with the settings of config.toml
     python benchmark.py --train-file mine.tsv --model xlm-roberta-base --precision bf16
-    python benchmark.py --rows 5000 --only ddp        # more rows; ways with "ddp" in their name
+    python benchmark.py --rows 5000 --only ddp        # more rows; only names with "ddp" in them
 
-It runs train.py itself for some rows in every way that this machine offers, and leaves a table,
-`benchmark.json` and `benchmark.png` in `runs/benchmark-TIME/`. Any flag of train.py may be given.
+It runs train.py on some of the rows in every variant that this machine can run, and writes a table,
+`benchmark.json` and `benchmark.png` to `runs/benchmark-TIME/`. Any flag of train.py may be given.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 from training.settings.batch_sizes import batch_sizes
@@ -24,68 +25,58 @@ from training.settings.config import PROJECT
 from training.settings.errors import UserError
 from training.settings.flags import load_config, parse_args
 
-ACCUMULATIONS = (2, 5, 10, 20)
-STEPS = 40  # of the usual global batch: how many rows each way learns from, by default
-# Runs train.py with another rule for when gradients are exchanged, by {when}.
-RUNNER = """
-import sys
-from training.flags import parse_args
-config = parse_args(sys.argv[1:])
-import train
-from training import memory, process, replicas
-real = memory.gradient_sync
-memory.gradient_sync = lambda wrapped, model, ends_step: real(wrapped, model, {when})
-replicas.check_replicas = lambda model: None
-process.run(train.main, config)
-"""
+ACCUMULATION_STEPS = (1, 2, 5, 10, 20)
+STEPS = 40  # of the usual global batch: how many rows each variant trains on, by default
+# Variants that learn the same in as many steps. Others change the global batch, or round gradients.
+SAME_RESULT = ("one device", "dp", "ddp", "fsdp", "compiled")
 
 
 @dataclass
-class Way:
-    """A way to train, and what came of it."""
+class Variant:
+    """A way to train, and what was measured of it, or why it was not run."""
 
     name: str
     ranks: int
     flags: list[str] = field(default_factory=list)
     why_not: str = ""
-    alone: bool = False  # without the exchange of gradients
-    found: dict[str, Any] = field(default_factory=dict)
+    accumulation_steps: int = 0  # 0: not set by the variant
+    result: dict[str, Any] = field(default_factory=dict)
 
 
-def ways(devices: int, kind: str) -> list[Way]:
-    """All that there are, with the reason where this machine cannot."""
-    dp = "" if kind == "cuda" and devices > 1 else "needs two GPUs or more"
-    one = "" if devices > 1 else "there is one device: the first row is all there is"
-    found = [
-        Way("one device", 1),
-        Way("dp", 1, ["--strategy", "dp"], dp),
-        Way("ddp", devices, [], one),
-        Way("ddp, no exchange", devices, [], one, alone=True),
-        Way("ddp, bf16 exchange", devices, ["--gradient-compression", "bf16"], one),
+def variants(devices: int, device_type: str) -> list[Variant]:
+    """Every variant, with the reason if this machine cannot run it."""
+    no_dp = "" if device_type == "cuda" and devices > 1 else "needs two GPUs or more"
+    no_ddp = "" if devices > 1 else "there is one device: the first row is the only way"
+    half = ["--gradient-compression", "bf16"]
+    accumulated = [
+        Variant(f"ddp, accumulation {n}", devices, ["--gradient-accumulation-steps", str(n)],
+                no_ddp, accumulation_steps=n)
+        for n in ACCUMULATION_STEPS
+    ]  # fmt: skip
+    return [
+        Variant("one device", 1),
+        Variant("dp", 1, ["--strategy", "dp"], no_dp),
+        Variant("ddp", devices, [], no_ddp),
+        Variant("ddp, bf16 exchange", devices, half, no_ddp),
+        Variant("compiled", devices, ["--compile"]),
+        *accumulated,
+        Variant("fsdp", devices, ["--strategy", "fsdp"], no_ddp),
     ]
-    found.append(Way("compiled", devices, ["--compile"]))
-    for steps in ACCUMULATIONS:
-        flags = ["--gradient-accumulation-steps", str(steps)]
-        found.append(Way(f"ddp, accumulation {steps}", devices, flags, one))
-    return [*found, Way("fsdp", devices, ["--strategy", "fsdp"], one)]
 
 
-def run(way: Way, folder: Path, flags: list[str], rows: int) -> None:
-    """Train on so many rows in this way; fill in `found`, or `why_not`."""
-    name = way.name.replace(", ", "-").replace(" ", "-")
+def run(variant: Variant, folder: Path, flags: list[str], rows: int) -> None:
+    """Train on about `rows` rows; fill in the variant's `result`, or `why_not`."""
+    name = variant.name.replace(", ", "-").replace(" ", "-")
     try:
-        config = load_config([*flags, *way.flags])
-        sizes = batch_sizes(config, way.ranks)
+        config = load_config([*flags, *variant.flags])
+        global_batch_size = batch_sizes(config, variant.ranks).global_batch_size
     except UserError as error:
-        way.why_not = str(error)
+        variant.why_not = str(error)
         return
-    steps = max(2, rows // sizes.global_batch_size)
-    script = folder / "alone.py"
-    # Without any exchange: what that saves is what the exchange costs.
-    script.write_text(RUNNER.format(when=False), encoding="utf-8")
+    steps = max(2, rows // global_batch_size)
     command = [
-        sys.executable, "-P", "-m", "training.launch.launcher", "--nproc-per-node", str(way.ranks),
-        str(script if way.alone else PROJECT / "train.py"), *flags, *way.flags,
+        sys.executable, "-P", "-m", "training.launch.launcher",
+        "--nproc-per-node", str(variant.ranks), str(PROJECT / "train.py"), *flags, *variant.flags,
         "--runs-dir", str(folder), "--run-name", name, "--max-steps", str(steps), "--log-every",
         "1", "--evals-per-epoch", "0", "--save-every", "0", "--early-stopping-patience", "0",
     ]  # fmt: skip
@@ -96,93 +87,113 @@ def run(way: Way, folder: Path, flags: list[str], rows: int) -> None:
         stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     if done.returncode:
-        last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
-        way.why_not = f"failed: {''.join(last)[:120]}"
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        variant.why_not = f"failed: {lines[-1][:120] if lines else f'exit code {done.returncode}'}"
         return
-    text = (folder / name / "metrics.jsonl").read_text("utf-8").splitlines()
-    lines = list(map(json.loads, text))
-    train = [line for line in lines if line["split"] == "train"]
-    train = [line for before, line in pairwise(train)  # the first warms up; others may compile
+    seconds = time.monotonic() - began
+    variant.result = {"seconds": seconds} | read_run(folder / name, global_batch_size)
+    variant.result[config.metric] = final_score(folder / name, config.metric)
+
+
+def read_run(run_folder: Path, global_batch_size: int) -> dict[str, Any]:
+    """Rates and memory of a run, from its records. Steps that compile or warm up do not count."""
+    train = records(run_folder, "train")
+    train = [line for before, line in pairwise(train)
              if line.get("compilations") == before.get("compilations")] or train[-1:]  # fmt: skip
-    val = [line for line in lines if line["split"] == "val"][-1:]
-    each = sizes.global_batch_size
-    seconds = sum(each / line["samples_per_second"] for line in train)
-    results = json.loads((folder / name / "results.json").read_text("utf-8"))
-    way.found = {
-        "seconds": time.monotonic() - began,
-        "rows_per_second": each * len(train) / seconds,
+    seconds = sum(global_batch_size / line["samples_per_second"] for line in train)
+    results = json.loads((run_folder / "results.json").read_text("utf-8"))
+    return {
+        "rows_per_second": global_batch_size * len(train) / seconds,
         "seconds_per_step": seconds / len(train),
-        "global_batch_size": each,
-        "peak_memory": max(results["peak_memory"]),
+        "global_batch_size": global_batch_size,
+        "peak_memory": max(results["peak_memory"]),  # bytes, of the rank with the most
         "padding": sum(line["padding"] for line in train) / len(train),
         "data_wait": sum(line["data_wait"] for line in train) / len(train),
-        config.metric: val[0][config.metric] if val else None,
     }
 
 
-def add_exchange(found: list[Way]) -> None:
-    """The share of time in which a step waits for gradients: against DDP without any exchange."""
-    done = {way.name: way.found for way in found if way.found}
-    if "ddp" not in done or "ddp, no exchange" not in done:
+def final_score(run_folder: Path, metric: str) -> float | None:
+    """The metric on the validation rows at the end of a run; None if there are none."""
+    evaluations = records(run_folder, "val")
+    return evaluations[-1][metric] if evaluations else None
+
+
+def records(run_folder: Path, split: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run_folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [line for line in lines if line["split"] == split]
+
+
+def add_exchange_and_optimizer(measured: list[Variant]) -> None:
+    """Add the share of the time that goes to what is done once in a step, where it can be derived:
+    the exchange of gradients, as far as it does not overlap with backward, and the optimizer.
+
+    With c seconds for the computation of a micro-batch and x seconds once in a step, a micro-batch
+    takes c + x / n seconds with n accumulation steps: a line over 1 / n, whose slope is x.
+    """
+    accumulated = [v for v in measured if v.accumulation_steps and v.result]
+    if len(accumulated) < 2:
         return
-    alone = done["ddp, no exchange"]["rows_per_second"]
-    for name, values in done.items():
-        if name.startswith(("ddp", "fsdp")):
-            values["exchange_wait"] = max(0.0, 1.0 - values["rows_per_second"] / alone)
+    steps = [v.accumulation_steps for v in accumulated]
+    seconds = [v.result["seconds_per_step"] / n for v, n in zip(accumulated, steps, strict=True)]
+    once = max(0.0, linear_regression([1 / n for n in steps], seconds).slope)
+    for variant in accumulated:
+        variant.result["exchange_and_optimizer"] = once / variant.result["seconds_per_step"]
 
 
-def table(found: list[Way], metric: str) -> str:
-    """Markdown."""
-    head = ["way", "ranks", "global batch", "rows/s", "speed-up", "memory, MiB a rank", "padding",
-            "waits for data", "waits for exchange", f"{metric} then"]  # fmt: skip
+def table(measured: list[Variant], metric: str) -> str:
+    """The Markdown table of all variants."""
+    head = ["variant", "ranks", "global batch", "rows/s", "speed-up", "memory, MiB a rank",
+            "padding", "waits for data", "exchange and optimizer", f"{metric} then"]  # fmt: skip
     lines = [head, ["---"] * len(head)]
-    base = next((way.found["rows_per_second"] for way in found if way.found), 1.0)
-    for way in found:
-        if not way.found:
-            lines.append([way.name, str(way.ranks), way.why_not, *[""] * (len(head) - 3)])
+    base = next((v.result["rows_per_second"] for v in measured if v.result), 1.0)
+    for variant in measured:
+        result = variant.result
+        if not result:
+            empty = [""] * (len(head) - 3)
+            lines.append([variant.name, str(variant.ranks), variant.why_not, *empty])
             continue
-        v = way.found
-        exchange, score = v.get("exchange_wait"), v[metric]
+        share, score = result.get("exchange_and_optimizer"), result[metric]
+        rate = result["rows_per_second"]
         lines.append([
-            way.name, str(way.ranks), str(v["global_batch_size"]), f"{v['rows_per_second']:,.0f}",
-            f"{v['rows_per_second'] / base:.2f}", f"{v['peak_memory'] / 2**20:,.0f}",
-            f"{100 * v['padding']:.1f} %", f"{100 * v['data_wait']:.1f} %",
-            "" if exchange is None else f"{100 * exchange:.1f} %",
-            "" if way.alone or score is None else f"{score:.3f}",
+            variant.name, str(variant.ranks), str(result["global_batch_size"]), f"{rate:,.0f}",
+            f"{rate / base:.2f}", f"{result['peak_memory'] / 2**20:,.0f}",
+            f"{100 * result['padding']:.1f} %", f"{100 * result['data_wait']:.1f} %",
+            "" if share is None else f"{100 * share:.1f} %",
+            "" if score is None else f"{score:.3f}",
         ])  # fmt: skip
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def advice(found: list[Way]) -> str:
-    """What to use here, and the flags."""
-    names = ("one device", "dp", "ddp", "fsdp", "compiled")
-    plain = [way for way in found if way.found and way.name in names]
-    if not plain:
+def advice(measured: list[Variant]) -> str:
+    """What to use on this machine, and the flags."""
+    candidates = [v for v in measured if v.result and v.name in SAME_RESULT]
+    if not candidates:
         return "Nothing ran: see the reasons in the table."
-    best = max(plain, key=lambda way: way.found["rows_per_second"])
+    best = max(candidates, key=lambda v: v.result["rows_per_second"])
     flags = " ".join(["./launch.sh", f"--nproc-per-node {best.ranks}", *best.flags])
-    said = f"Use {best.name}: {flags}"
-    wait = best.found.get("exchange_wait", 0.0)
-    if best.ranks > 1 and wait > 0.15:
-        said += (
-            f". Its steps wait for gradients {100 * wait:.0f} % of the time: a larger "
-            "--global-batch-size needs fewer exchanges, --gradient-compression bf16 smaller ones"
+    sentences = [f"Use {best.name}: {flags}"]
+    unaccumulated = next((v.result for v in measured if v.accumulation_steps == 1), {})
+    share = unaccumulated.get("exchange_and_optimizer", 0.0)
+    if best.ranks > 1 and share > 0.15:
+        sentences.append(
+            f"With ddp and one micro-batch in a step, exchange and optimizer take {100 * share:.0f}"
+            " % of the time: a larger --global-batch-size needs fewer steps, and "
+            "--gradient-compression bf16 halves what is exchanged"
         )
-    if best.found["data_wait"] > 0.1:
-        said += ". It waits for data: try --num-workers 2"
-    return said + "."
+    if best.result["data_wait"] > 0.1:
+        sentences.append("It waits for data: try --num-workers 2")
+    return ". ".join(sentences) + "."
 
 
-def draw(found: list[Way], path: Path) -> None:
+def draw(measured: list[Variant], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    done = [way for way in found if way.found][::-1]
+    done = [(v.name, v.result["rows_per_second"]) for v in measured if v.result][::-1]
     figure = Figure(figsize=(8, 1 + 0.45 * len(done)), layout="constrained")
     axes = figure.add_subplot()
-    axes.barh([way.name for way in done], [way.found["rows_per_second"] for way in done])
-    for i, way in enumerate(done):
-        axes.text(way.found["rows_per_second"], i, f" {way.found['rows_per_second']:,.0f}",
-                  va="center")  # fmt: skip
+    axes.barh([name for name, _ in done], [rate for _, rate in done])
+    for i, (_, rate) in enumerate(done):
+        axes.text(rate, i, f" {rate:,.0f}", va="center")
     axes.set_xlabel("rows a second")
     axes.margins(x=0.12)
     figure.savefig(path, dpi=120)
@@ -193,8 +204,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--only", default="")
     parser.add_argument("-h", "--help", action="store_true")
-    mine, flags = parser.parse_known_args()
-    if mine.help:
+    own, flags = parser.parse_known_args()
+    if own.help:
         print(__doc__)
         return
     config = parse_args(flags)
@@ -202,23 +213,24 @@ def main() -> None:
 
     from training.launch.launcher import default_ranks
 
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    devices, kind = default_ranks(), getattr(kind, "type", "cpu")
-    rows = mine.rows or STEPS * (config.global_batch_size or 32)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    devices, device_type = default_ranks(), device.type if device else "cpu"
+    rows = own.rows or STEPS * (config.global_batch_size or 32)
     folder = Path(config.runs_dir) / time.strftime("benchmark-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
-    found = [way for way in ways(devices, kind) if mine.only in way.name]
-    print(f"{rows:,} rows in each of {len(found)} ways, on {devices} x {kind}", flush=True)
-    for way in found:
-        if not way.why_not:
-            print(f"  {way.name} ...", flush=True)
-            run(way, folder, flags, rows)
-    add_exchange(found)
-    text = f"{table(found, config.metric)}\n\n{advice(found)}\n"
+    chosen = [v for v in variants(devices, device_type) if own.only in v.name]
+    print(f"{rows:,} rows in each of {len(chosen)} variants, on {devices} x {device_type}")
+    for variant in chosen:
+        if not variant.why_not:
+            print(f"  {variant.name} ...", flush=True)
+            run(variant, folder, flags, rows)
+    add_exchange_and_optimizer(chosen)
+    text = f"{table(chosen, config.metric)}\n\n{advice(chosen)}\n"
     (folder / "benchmark.md").write_text(text, encoding="utf-8")
-    content = [{"way": w.name, "ranks": w.ranks, "why_not": w.why_not, **w.found} for w in found]
+    content = [{"variant": v.name, "ranks": v.ranks, "why_not": v.why_not, **v.result}
+               for v in chosen]  # fmt: skip
     (folder / "benchmark.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    draw(found, folder / "benchmark.png")
+    draw(chosen, folder / "benchmark.png")
     print(f"\n{text}\n{folder}/benchmark.md, .json, .png")
 
 

@@ -1,6 +1,8 @@
 """Settings: defaults, then the file, then flags; what cannot work is refused in one line."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from training.settings.batch_sizes import batch_sizes
-from training.settings.config import AUTO, GROUPS, NEUTRAL, PATHS, TrainConfig
+from training.settings.config import AUTO, PROJECT, TrainConfig
 from training.settings.errors import UserError
-from training.settings.flags import PROJECT, load_config, parse_args
+from training.settings.flags import load_config, parse_args
+from training.settings.setting import facts
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def test_batch_size_auto_in_a_file(toml: Path) -> None:
     assert load(toml).batch_size == AUTO
     for value in ("0", '"many"'):
         toml.write_text(f'train_file = "a.tsv"\nbatch_size = {value}\n', "utf-8")
-        with pytest.raises(UserError, match='batch_size must be a number of rows, or "auto"'):
+        with pytest.raises(UserError, match='batch_size must be a number, or "auto"'):
             load(toml)
 
 
@@ -71,6 +74,8 @@ def test_other_rows_take_the_place_of_all_rows(toml: Path) -> None:
     ("flags", "message"),
     [
         (["--epoch", "3"], "unknown flag --epoch, did you mean --epochs?"),
+        (["--learning-rate", "1"], "unknown flag --learning-rate, did you mean --lr?"),
+        (["--train_data=x.tsv"], "unknown flag --train-data, did you mean --train-file?"),
         (["--precision", "pf16"], "invalid choice: 'pf16'"),
         (["--epochs", "two"], "invalid int value: 'two'"),
         (["--epochs", "0"], "epochs must be at least 1, not 0"),
@@ -84,10 +89,8 @@ def test_other_rows_take_the_place_of_all_rows(toml: Path) -> None:
         (["--batch-size", "0"], "invalid number_or_auto value: '0'"),
         (["--batch-size", "auto", "--gradient-accumulation-steps", "2"], "auto goes with global"),
         (["--batch-size", "auto", "--strategy", "fsdp"], "batch_size auto goes with strategy ddp,"),
-        (["--oom", "shrink", "--strategy", "dp"], "oom shrink goes with strategy ddp, not with dp"),
         (["--gradient-compression", "rows", "--strategy", "fsdp"], "rows goes with strategy ddp,"),
         (["--gradient-compression", "bf16", "--strategy", "dp"], "bf16 goes with strategy ddp or"),
-        (["--gradient-compression", "bf16", "--oom", "shrink"], "does not go with oom shrink"),
         (["--compile", "--strategy", "dp"], "compile goes with strategy ddp or fsdp, not with dp"),
         (["--max-bad-steps", "0"], "max_bad_steps must be at least 1, not 0"),
         (["--multi-label", "--class-weights", "balanced"], "do not go with multi_label"),
@@ -95,7 +98,7 @@ def test_other_rows_take_the_place_of_all_rows(toml: Path) -> None:
     ],
 )
 def test_flags_are_refused(toml: Path, flags: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+    with pytest.raises(UserError, match=re.sub(r"[?(]", r"\\\g<0>", message)):
         load(toml, *flags)
 
 
@@ -103,6 +106,7 @@ def test_flags_are_refused(toml: Path, flags: list[str], message: str) -> None:
     ("line", "message"),
     [
         ("epoch = 3", "unknown setting 'epoch', did you mean epochs?"),
+        ("num_train_epochs = 3", "did you mean epochs? (settings are declared in training/"),
         ("epochs = 1.5", "epochs must be of type int, not 1.5"),
         ('epochs = "1"', "epochs must be of type int"),
         ("header = 1", "header must be of type bool"),
@@ -114,7 +118,7 @@ def test_flags_are_refused(toml: Path, flags: list[str], message: str) -> None:
 def test_settings_files_are_refused(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(line, "utf-8")
-    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+    with pytest.raises(UserError, match=re.sub(r"[?(]", r"\\\g<0>", message)):
         load(path, *([] if "train_file" in line else ["--train-file", "a"]))
 
 
@@ -143,16 +147,84 @@ def test_resolved_settings_read_back(toml: Path, tmp_path: Path) -> None:
     assert replace(again, cache_dir="cache", runs_dir="runs") == config
 
 
-def test_lists_name_real_fields() -> None:
+def test_a_byte_order_mark_is_read(toml: Path) -> None:
+    """Some Windows editors begin a file with one."""
+    toml.write_text(toml.read_text("utf-8"), "utf-8-sig")
+    assert load(toml).epochs == 7
+
+
+def test_facts_name_real_settings() -> None:
     names = {f.name for f in fields(TrainConfig)}
-    assert names.issuperset([*GROUPS, *NEUTRAL, *PATHS])
+    for about in map(facts, fields(TrainConfig)):
+        assert about["replaced_by"] in {None, *names}
+        assert not names & set(about["aliases"])
+
+
+ADDED = """\
+    focal_gamma: float = setting(2.0, "focal loss: higher looks more at hard rows", at_least=0)
+    focal_alpha: float = 2.0
+    focal_labels: tuple[str, ...] = ("a", "b")
+
+"""
+SEE_ADDED = """
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+from torch.utils.tensorboard import SummaryWriter
+
+import rows
+from training.checkpoint.state import check_same_run
+from training.dataset.build import _content
+from training.settings.errors import UserError
+from training.settings.flags import load_config
+from training.tracking.tracker import Tracker
+
+key = load_config(["--config", "c.toml"])
+flag = load_config(["--config", "c.toml", "--focal-gamma", "3", "--focal-alpha", "3"])
+steps = {"total_steps": 1}
+try:
+    check_same_run(flag.resume_settings() | steps, key.resume_settings() | steps, False)
+    resumed = ""
+except UserError as error:
+    resumed = str(error)
+Tracker.hyperparameters(SimpleNamespace(writer=SummaryWriter("board")), flag, {"accuracy": 1.0})
+print(json.dumps({
+    "flag": vars(flag), "key": vars(key), "saved": flag.to_toml(), "resumed": resumed,
+    "store_keys": [_content("train", config, rows)[-1] for config in (flag, key)],
+    "tensorboard": str(next(Path("board").iterdir()).read_bytes()),
+}))
+"""
+
+
+def test_a_new_setting_takes_one_line(tmp_path: Path) -> None:
+    """In a copy of `training/`, fields are added to TrainConfig, and nothing else is changed."""
+    shutil.copytree(PROJECT / "training", tmp_path / "training")
+    path, end = tmp_path / "training" / "settings" / "config.py", "    def resume_settings("
+    path.write_text(path.read_text("utf-8").replace(end, ADDED + end), "utf-8")
+    settings = 'train_file = "a"\nfocal_gamma = 4\nfocal_alpha = 4\n'
+    (tmp_path / "c.toml").write_text(settings, "utf-8")
+    (tmp_path / "rows.py").write_text("def fingerprint(split, config): return ''\n", "utf-8")
+    command = [sys.executable, "-c", SEE_ADDED]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    for name in ("focal_gamma", "focal_alpha"):
+        assert seen["flag"][name] == 3.0
+        assert seen["key"][name] == 4.0
+        assert f"{name} = 3.0\n" in seen["saved"]
+        assert f"{name} was 3.0, now 4.0" in seen["resumed"]
+        assert [key[name] for key in seen["store_keys"]] == [3.0, 4.0]
+        assert name in seen["tensorboard"]
+    assert "focal_labels" in seen["tensorboard"]
 
 
 def test_help_and_typos_answer_before_the_slow_imports(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Parsing imports neither torch nor transformers; every flag has a line of help."""
-    code = "import sys, training.flags; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    slow = "'torch' in sys.modules or 'numpy' in sys.modules"
+    code = f"import sys, training.settings.flags; sys.exit({slow})"
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
     script = [sys.executable, str(PROJECT / "train.py")]
     began = time.perf_counter()

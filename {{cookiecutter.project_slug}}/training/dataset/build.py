@@ -34,11 +34,6 @@ log = logging.getLogger("training")
 VERSION = 2  # of the files' format
 CHUNK, CHARACTERS = 1000, 1 << 20  # tokenized at a time: the most rows, and about the most text
 PART = 4096  # rows whose labels get their final ids at a time
-# The settings that decide what a row is.
-SETTINGS = (
-    "max_length truncate text_column text_pair_column label_column multi_label label_separator "
-    "delimiter encoding tsv_quoting header on_bad_rows"
-).split()
 
 
 def prepare_tokenizer(
@@ -64,8 +59,8 @@ def prepare_tokenizer(
 
 def _content(split: str, config: TrainConfig, source: ModuleType) -> list[Any]:
     """What the rows of a split depend on, the code of `data.py` included."""
-    settings = {name: getattr(config, name) for name in SETTINGS}
-    return [split, source.fingerprint(split, config), inspect.getsource(source), settings]
+    code = inspect.getsource(source)
+    return [split, source.fingerprint(split, config), code, config.row_settings()]
 
 
 def open_dataset(

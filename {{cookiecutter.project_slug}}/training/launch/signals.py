@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from training.distributed.ranks import on_main
-from training.settings.checks import seconds_of
+from training.settings.config import seconds_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STARTED = time.time()

@@ -17,15 +17,15 @@ class BatchSizes:
     gradient_accumulation_steps: int
 
 
-def batch_sizes(config: TrainConfig, world_size: int, copies: int = 1) -> BatchSizes:
+def batch_sizes(config: TrainConfig, world_size: int, num_replicas: int = 1) -> BatchSizes:
     """Derive the batch sizes that are left open; refuse three numbers that do not agree.
 
-    `copies` of the model in each rank share a micro-batch (`--strategy dp`).
+    The `num_replicas` of the model in each rank share a micro-batch (`--strategy dp`).
     """
-    if config.batch_size == AUTO:  # as many as there are; training/memory.py then looks what fits
+    if config.batch_size == AUTO:  # the most; training/step/batch_size.py then sees what fits
         total = config.global_batch_size or 32
         return BatchSizes(total, math.ceil(total / world_size), 1)
-    micro, accumulation = config.batch_size * copies, config.gradient_accumulation_steps
+    micro, accumulation = config.batch_size * num_replicas, config.gradient_accumulation_steps
     if accumulation is None:
         total = config.global_batch_size or 32
         accumulation = math.ceil(total / (micro * world_size))

@@ -1,9 +1,22 @@
-"""The settings of a run: every field is a key of `config.toml` and a flag of `train.py`."""
+"""The settings of a run: every field is a key of `config.toml` and a flag of `train.py`.
+
+To add one, add a line to `TrainConfig`, and read it where it is needed, as `config.focal_gamma`:
+
+    focal_gamma: float = setting(2.0, "focal loss: higher looks more at hard rows", at_least=0)
+
+Nothing else lists settings. `setting.py` says what else can be declared in that line.
+"""
 
 import json
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from training.settings.errors import UserError
+from training.settings.setting import check_value, facts, setting
 
 PROJECT = Path(__file__).resolve().parents[2]
 FROM_SCRATCH = "from-scratch"  # the model that needs no download
@@ -11,135 +24,222 @@ AUTO = 0  # what --batch-size auto becomes
 HUB = "hf://"  # begins the name of a Hugging Face data set, where a file could stand
 
 
-def opt(default: Any, help: str, *choices: str) -> Any:
-    """A setting: its default, a line that says when to change it, the values it may have."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def seconds_of(max_time: str) -> int:
+    """Seconds in "HH:MM". Errors: UserError."""
+    match = re.fullmatch(r"(\d+):([0-5]\d)", max_time)
+    if match is None:
+        raise UserError(f"max_time must be hours and minutes, as 11:30, not {max_time!r}")
+    return int(match[1]) * 3600 + int(match[2]) * 60
+
+
+def _check_run_name(name: str) -> None:
+    if Path(name).name != name or name == ".." or "\0" in name:
+        raise UserError(f"run_name {name!r} must be a plain folder name")
+
+
+def _check_train_file(files: Sequence[str]) -> None:
+    if not files:
+        raise UserError("no train_file: give --train-file, or set it in config.toml")
+
+
+# `setting` with what many settings have in common.
+reading = partial(setting, hyperparameter=False)  # how files become rows
+learning = partial(setting, affects_rows=False)  # what is learned from the rows
+running = partial(learning, resumable=True, hyperparameter=False)  # how that is computed
 
 
 @dataclass(frozen=True)
 class TrainConfig:
+    # fmt: off
     # -- model
-    model: str = opt(FROM_SCRATCH, "Hugging Face name or folder; from-scratch needs no download")
-    max_length: int = opt(128, "tokens kept of a text; raise it when the log says many are cut")
-    truncate: str = opt("head", "which part of a long text is kept", "head", "tail", "head+tail")
-    dropout: float | None = opt(None, "of the whole model, if not its own; raise it on overfitting")
-    freeze_encoder: bool = opt(False, "train the head alone: quick, enough for a first look")
-    freeze_embeddings: bool = opt(False, "word embeddings stay: less memory, less to communicate")
-    trust_remote_code: bool = opt(False, "run Python that comes with the model; if you trust it")
-    # -- data
-    train_file: tuple[str, ...] = opt((), "CSV, TSV, JSONL, Parquet, Arrow; files and globs")
-    val_file: tuple[str, ...] = opt((), "validation rows, if not --val-fraction of train rows")
-    test_file: tuple[str, ...] = opt((), "rows for the final report; they never choose anything")
-    val_fraction: float = opt(0.1, "share of training rows to validate on, without --val-file")
-    text_column: tuple[str, ...] = opt(("text",), "several are joined by the separator token")
-    text_pair_column: str | None = opt(None, "column with the second text of a pair")
-    label_column: str = opt("label", "column with the label")
-    multi_label: bool = opt(False, "a row may have several labels")
-    label_separator: str = opt(",", "between several labels, where they are not a JSON list")
-    delimiter: str | None = opt(None, "between columns; else by suffix, comma or tab")
-    encoding: str = opt("utf-8", "of text files: gb18030, big5, utf-16, latin-1, ...")
-    tsv_quoting: bool = opt(False, "TSV files quote fields as CSV files do")
-    header: bool = opt(True, "the first line names the columns; else they are numbers")
-    on_bad_rows: str = opt("error", "rows that cannot be used: stop, or list them", "error", "skip")
-    cache_dir: str = opt("cache", "for tokenized rows; name a local disk if the network's is slow")
+    model: str = learning(
+        FROM_SCRATCH, "Hugging Face name or folder; from-scratch needs no download",
+        path_or_name=True, aliases=("model_name_or_path",), group="model")
+    max_length: int = setting(
+        128, "most tokens of a text; raise it when the log says that many are cut", at_least=8)
+    truncate: str = reading(
+        "head", "which part of a longer text is kept", "head", "tail", "head+tail")
+    dropout: float | None = learning(
+        None, "dropout probability; raise it on overfitting [the model's own]", at_least=0, below=1)
+    freeze_encoder: bool = learning(False, "train only the head: quick, enough for a first look")
+    freeze_embeddings: bool = learning(
+        False, "word embeddings stay: less memory, less to communicate", hyperparameter=False)
+    trust_remote_code: bool = learning(
+        False, "run Python code that comes with the model, if you trust it", hyperparameter=False)
+    # -- data: rows depend on what is in the files, not on their names
+    train_file: tuple[str, ...] = running(
+        (), "CSV, TSV, JSONL, Parquet, Arrow; files and globs",
+        path=True, check=_check_train_file, aliases=("train_data",), group="data")
+    val_file: tuple[str, ...] = running(
+        (), "validation rows, if not --val-fraction of train rows",
+        path=True, replaced_by="train_file")
+    test_file: tuple[str, ...] = running(
+        (), "rows for the final report; never used to choose anything",
+        path=True, replaced_by="train_file")
+    val_fraction: float = learning(
+        0.1, "share of training rows to validate on, without --val-file",
+        at_least=0, below=1, hyperparameter=False)
+    text_column: tuple[str, ...] = reading(
+        ("text",), "column with the text; several are joined by the separator token")
+    text_pair_column: str | None = reading(None, "column with the second text of a pair")
+    label_column: str = reading("label", "column with the label")
+    multi_label: bool = reading(False, "a row may have several labels")
+    label_separator: str = reading(",", "between several labels, where they are not a JSON list")
+    delimiter: str | None = reading(None, "between columns [by suffix: comma or tab]")
+    encoding: str = reading("utf-8", "of text files: gb18030, big5, utf-16, latin-1, ...")
+    tsv_quoting: bool = reading(False, "TSV files quote fields as CSV files do")
+    header: bool = reading(True, "the first line names the columns; otherwise they are numbers")
+    on_bad_rows: str = reading(
+        "error", "rows that cannot be used: stop, or list and skip them", "error", "skip")
+    cache_dir: str = running(
+        "cache", "for tokenized rows; use a local disk if the network's is slow", path=True)
     # -- batch
-    global_batch_size: int | None = opt(None, "rows per step over all ranks: what is learned [32]")
-    batch_size: int = opt(16, "most rows in one forward of a rank; auto: as many as memory holds")
-    oom: str = opt(
-        "stop", "when memory runs out: stop, or go on with half the batch_size", "stop", "shrink"
-    )
-    gradient_accumulation_steps: int | None = opt(
-        None, "if given: global batch size = batch size x this x world size"
-    )
-    group_by_length: bool = opt(True, "put texts of like length together: less padding, faster")
-    eval_batch_size: int = opt(32, "rows in one forward of an evaluation")
-    num_workers: int = opt(0, "loader processes per rank; the token store rarely needs one")
+    global_batch_size: int | None = learning(
+        None, "rows per step over all ranks: decides what is learned [32]",
+        at_least=1, replaced_by="gradient_accumulation_steps", group="batch")
+    batch_size: int = running(
+        16, "most rows in one forward of a rank; auto: as many as fit in memory",
+        at_least=0, auto=True, aliases=("per_device_train_batch_size",))
+    gradient_accumulation_steps: int | None = running(
+        None, "if set: global batch size = batch size x this x world size",
+        at_least=1, replaced_by="global_batch_size")
+    group_by_length: bool = learning(
+        True, "batch texts of similar length: less padding, faster", hyperparameter=False)
+    eval_batch_size: int = running(32, "rows in one forward of an evaluation", at_least=1)
+    num_workers: int = running(
+        0, "loader processes per rank; the token store rarely needs one", at_least=0)
     # -- training
-    epochs: int = opt(3, "times through the training rows")
-    max_steps: int | None = opt(None, "stop after so many steps, whatever --epochs says")
-    lr: float = opt(5e-5, "peak learning rate: 5e-5 for a pretrained model, 1e-3 from scratch")
-    weight_decay: float = opt(0.01, "on weight matrices; not on biases and norms")
-    schedule: str = opt(
-        "linear", "after warm-up; plateau waits for val", "linear", "cosine", "constant", "plateau"
-    )
-    warmup_ratio: float = opt(0.1, "share of the steps in which the learning rate rises")
-    max_grad_norm: float = opt(1.0, "clip the gradient to this norm; 0: no clipping")
-    label_smoothing: float = opt(0.0, "0.1 helps when some labels are wrong")
-    class_weights: str = opt("none", "none, balanced (rare classes count more), or a JSON file")
-    seed: int = opt(42, "of first weights, row order and dropout")
+    epochs: int = running(
+        3, "passes over the training rows",
+        at_least=1, hyperparameter=True, aliases=("num_train_epochs",), group="training")
+    max_steps: int | None = running(
+        None, "stop after this many steps, whatever --epochs says", at_least=1)
+    lr: float = learning(
+        5e-5, "peak learning rate: 5e-5 for a pretrained model, 1e-3 from scratch",
+        at_least=0, aliases=("learning_rate",))
+    weight_decay: float = learning(0.01, "of weight matrices; not of biases and norms", at_least=0)
+    schedule: str = learning(
+        "linear", "of lr after warm-up; plateau: lower when the validation metric stops improving",
+        "linear", "cosine", "constant", "plateau", aliases=("lr_scheduler_type",))
+    warmup_ratio: float = learning(
+        0.1, "share of the steps in which the learning rate rises", at_least=0, below=1)
+    max_grad_norm: float = learning(
+        1.0, "clip the gradient to this norm; 0: no clipping", at_least=0)
+    label_smoothing: float = learning(
+        0.0, "0.1 helps when some labels are wrong", at_least=0, below=1)
+    class_weights: str = learning(
+        "none", "none, balanced (rare classes count more), or a JSON file", path_or_name=True)
+    seed: int = learning(42, "of initial weights, row order and dropout", at_least=0)
     # -- compute
-    precision: str = opt(
-        "fp32", "bf16 (or tf32) on recent GPUs, fp16 on older; fp64 to check",
-        "fp32", "tf32", "bf16", "fp16", "fp64",
-    )  # fmt: skip
-    strategy: str = opt(
-        "ddp", "fsdp shards what does not fit a GPU; dp is for comparison", "ddp", "fsdp", "dp"
-    )
-    gradient_compression: str = opt(
-        "none", "for a slow network: rows (exact: of the words in use alone) or bf16",
-        "none", "rows", "bf16", "fp16",
-    )  # fmt: skip
-    gradient_checkpointing: bool = opt(False, "less memory, about a third slower")
-    compile: bool = opt(False, "torch.compile: slower start, then faster on GPUs")
-    deterministic: bool = opt(False, "deterministic kernels alone: bit-for-bit runs on GPUs")
-    profile: int = opt(0, "steps to trace, for TensorBoard or ui.perfetto.dev")
-    timeout: float = opt(1800.0, "seconds without progress, while starting, that end the run")
-    step_timeout: float = opt(600.0, "the same from the first step on; 0: wait --timeout there too")
+    precision: str = learning(
+        "fp32", "bf16 (or tf32) on recent GPUs, fp16 on older ones; fp64 for exact checks",
+        "fp32", "tf32", "bf16", "fp16", "fp64", aliases=("bf16", "fp16"), group="compute")
+    strategy: str = running(
+        "ddp", "fsdp shards a model that does not fit one GPU; dp is for comparison",
+        "ddp", "fsdp", "dp")
+    gradient_compression: str = learning(
+        "none", "for a slow network: rows (exact: only embeddings of words in use), or bf16",
+        "none", "rows", "bf16", "fp16", hyperparameter=False)
+    gradient_checkpointing: bool = running(False, "less memory, about a third slower")
+    compile: bool = running(False, "torch.compile: slower start, then faster on GPUs")
+    deterministic: bool = running(False, "only deterministic kernels: bit-identical runs on GPUs")
+    profile: int = running(0, "steps to trace, for TensorBoard or ui.perfetto.dev", at_least=0)
+    timeout: float = running(
+        1800.0, "seconds without progress that end the run, before the first step", at_least=0)
+    step_timeout: float = running(
+        600.0, "the same from the first step on; 0: use --timeout there too", at_least=0)
     # -- evaluation
-    evals_per_epoch: int = opt(1, "raise it when an epoch takes hours; 0: only at the end")
-    metric: str = opt(
+    evals_per_epoch: int = learning(
+        1, "raise it when an epoch takes hours; 0: only at the end",
+        at_least=0, hyperparameter=False, group="evaluation")
+    metric: str = learning(
         "accuracy", "chooses the best checkpoint; macro_f1 when classes are uneven",
-        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss",
-    )  # fmt: skip
-    early_stopping_patience: int = opt(0, "evaluations without a better metric; 0: never stop")
-    max_bad_steps: int = opt(20, "skipped steps in a row (loss or gradient not finite) that end it")
-    check_replicas_every: int = opt(0, "steps between checks of the ranks' weights; [evaluations]")
+        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss", hyperparameter=False)
+    early_stopping_patience: int = running(
+        0, "evaluations without a better metric after which to stop; 0: never",
+        at_least=0, aliases=("patience",))
+    max_bad_steps: int = running(
+        20, "skipped steps in a row (loss or gradient not finite) that end the run", at_least=1)
+    check_replicas_every: int = running(
+        0, "steps between checks that all ranks have the same weights [evaluations]", at_least=0)
     # -- run
-    run_name: str | None = opt(None, "folder in --runs-dir; a used name continues it [the time]")
-    runs_dir: str = opt("runs", "where runs are kept")
-    resume: str = opt("auto", "continue a run of this name; never; or a run or checkpoint folder")
-    resume_anyway: bool = opt(
-        False, "continue although settings differ that change what is learned"
-    )
-    max_time: str | None = opt(None, "HH:MM from the launch on; then save and stop")
-    log_every: int = opt(10, "steps between two lines of the log")
-    save_every: int = opt(0, "steps between checkpoints, besides those at evaluations")
-    keep_checkpoints: int = opt(2, "newest checkpoints kept; the best weights are in best/")
+    run_name: str | None = running(
+        None, "folder in --runs-dir; the name of a run resumes it [the time]",
+        check=_check_run_name, group="run")
+    runs_dir: str = running("runs", "where runs are kept", path=True, aliases=("output_dir",))
+    resume: str = running(
+        "auto", "what to resume; auto: a run of this name; never; or a run or checkpoint folder")
+    resume_anyway: bool = running(
+        False, "resume although settings differ that change what is learned")
+    max_time: str | None = running(
+        None, "HH:MM from the launch on; then save and stop", check=seconds_of)
+    log_every: int = running(10, "steps between two lines of the log", at_least=1)
+    save_every: int = running(
+        0, "steps between checkpoints, besides those at evaluations", at_least=0)
+    keep_checkpoints: int = running(
+        2, "newest checkpoints to keep; the best weights are in best/", at_least=1)
+    # fmt: on
 
     def resume_settings(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run that it continues."""
-        return {k: v for k, v in asdict(self).items() if k not in NEUTRAL}
+        return {name: v for name, about, v in self._items() if not about["resumable"]}
+
+    def row_settings(self) -> dict[str, Any]:
+        """The settings that tokenized rows depend on."""
+        return {name: v for name, about, v in self._items() if about["affects_rows"]}
+
+    def hyperparameters(self) -> dict[str, bool | int | float | str]:
+        """What TensorBoard shows of the settings: those that are set, several texts as one."""
+        shown = {name: v for name, about, v in self._items() if about["hyperparameter"]}
+        shown = {k: " ".join(v) if isinstance(v, tuple) else v for k, v in shown.items()}
+        return {k: v for k, v in shown.items() if v is not None}
 
     def to_toml(self) -> str:
         """The settings as a `config.toml`. JSON's strings, numbers and lists are TOML's too."""
-        given = {k: v for k, v in asdict(self).items() if v is not None}
-        for name in PATHS:
-            given[name] = _absolute(name, given[name])
-        if self.batch_size == AUTO:
-            given["batch_size"] = "auto"
-        return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in given.items())
+        lines = []
+        for name, about, value in self._items():
+            if value is None:
+                continue
+            if about["path"]:
+                value = _absolute(value, about["path_or_name"])
+            elif about["auto"] and value == AUTO:
+                value = "auto"
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
+        return "".join(lines)
+
+    def _items(self) -> Iterator[tuple[str, Mapping[str, Any], Any]]:
+        """The name of each setting, what is true of it (`setting.facts`), and its value."""
+        for f in fields(self):
+            yield f.name, facts(f), getattr(self, f.name)
+
+    def check(self) -> None:
+        """Refuse what cannot work. Errors: UserError with the value, the rule and the way out."""
+        for name, about, value in self._items():
+            check_value(name, about, value)
+        auto, packed = self.batch_size == AUTO, self.gradient_compression
+        if auto and self.gradient_accumulation_steps:
+            raise UserError(
+                "batch_size auto goes with global_batch_size, not with accumulation steps"
+            )
+        for asked, what, strategies in (
+            (auto, "batch_size auto", ("ddp",)),
+            (packed == "rows", "gradient_compression rows", ("ddp",)),
+            (packed != "none", f"gradient_compression {packed}", ("ddp", "fsdp")),
+            (self.compile, "compile", ("ddp", "fsdp")),
+        ):
+            if asked and self.strategy not in strategies:
+                allowed = " or ".join(strategies)
+                raise UserError(f"{what} goes with strategy {allowed}, not with {self.strategy}")
+        no_val = not self.val_file and not self.val_fraction
+        if no_val and (self.early_stopping_patience or self.schedule == "plateau"):
+            raise UserError("early stopping and the plateau schedule need val_file or val_fraction")
+        if self.multi_label and (self.class_weights != "none" or self.label_smoothing):
+            raise UserError("class_weights and label_smoothing do not go with multi_label")
 
 
-def _absolute(name: str, value: Any) -> Any:
-    """The whole path; a Hugging Face name or a keyword stays."""
-    if isinstance(value, tuple):
-        return [_absolute(name, v) for v in value]
-    is_name = name in ("model", "class_weights") and not Path(value).exists()
-    return value if is_name or value.startswith(HUB) else str(Path(value).absolute())
-
-
-# A group of flags starts at each of these fields.
-GROUPS = {
-    "model": "model", "train_file": "data", "global_batch_size": "batch", "epochs": "training",
-    "precision": "compute", "evals_per_epoch": "evaluation", "run_name": "run",
-}  # fmt: skip
-# In a settings file these are relative to that file, wherever the command is run from.
-PATHS = "model train_file val_file test_file cache_dir class_weights runs_dir".split()
-# These do not change what is learned: a resumed run may change them.
-NEUTRAL = (
-    "cache_dir batch_size oom gradient_accumulation_steps num_workers compile timeout run_name "
-    "runs_dir resume resume_anyway log_every save_every keep_checkpoints epochs max_steps "
-    "max_time step_timeout max_bad_steps check_replicas_every eval_batch_size "
-    "early_stopping_patience strategy gradient_checkpointing deterministic profile train_file "
-    "val_file test_file"
-).split()
+def _absolute(path: str | tuple[str, ...], or_name: bool) -> str | list[str]:
+    """The absolute path; a Hugging Face name or a keyword stays."""
+    if isinstance(path, tuple):
+        return [str(_absolute(one, or_name)) for one in path]
+    is_name = or_name and not Path(path).exists()
+    return path if is_name or path.startswith(HUB) else str(Path(path).absolute())

@@ -6,26 +6,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-USER_ERROR = 2  # exit code of a rank whose error one line tells
+USER_ERROR = 2  # exit code of a rank whose error is reported in one line
 HUNG = 3  # ... that gave up waiting for another rank
 STOPPED_EARLY = 143  # ... that was asked to stop before there was anything to save
-# Faults of the disk, or of the place on it: the user can mend them, and a traceback tells nothing.
+# The disk is full or read-only: the user can fix that, and a traceback would not help.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend: shown as one line, without a traceback."""
+    """A mistake that the user can fix: shown as one line, without a traceback."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """', did you mean X?' for the closest of `known`, or nothing."""
+    """Return ', did you mean X?' with the closest of `known`, or '' if none is close."""
     folded = {other.strip().casefold(): other for other in known}
     match = difflib.get_close_matches(name.strip().casefold(), folded, n=1)
     return f", did you mean {folded[match[0]]}?" if match else ""
 
 
 def needs_no_traceback(error: BaseException) -> bool:
-    """Whether one line tells it all."""
+    """Whether the error's own line says all that the user needs."""
     if isinstance(error, OSError):
         return error.errno in DISK or isinstance(error, FileNotFoundError | PermissionError)
     return isinstance(error, UserError)
@@ -33,7 +33,7 @@ def needs_no_traceback(error: BaseException) -> bool:
 
 @contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
-    """A fault of the disk becomes a UserError that names `path`: a failed write alone does not."""
+    """Turn a full or read-only disk into a UserError that names `path`, as OSError may not."""
     try:
         yield
     except OSError as error:

@@ -11,18 +11,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.settings.checks import check
-from training.settings.config import AUTO, GROUPS, HUB, PATHS, PROJECT, TrainConfig
+from training.settings.config import AUTO, HUB, PROJECT, TrainConfig
 from training.settings.errors import UserError, did_you_mean
+from training.settings.setting import facts
 
-# Names that users of other scripts try, for the hint.
-ALIASES = {
-    "--learning-rate": "--lr", "--num-train-epochs": "--epochs", "--output-dir": "--runs-dir",
-    "--per-device-train-batch-size": "--batch-size", "--patience": "--early-stopping-patience",
-    "--lr-scheduler-type": "--schedule", "--model-name-or-path": "--model", "--bf16": "--precision",
-    "--fp16": "--precision", "--train-data": "--train-file",
-}  # fmt: skip
+FACTS = {f.name: facts(f) for f in fields(TrainConfig)}
+ALIASES = {alias: name for name, about in FACTS.items() for alias in about["aliases"]}
 TYPES = typing.get_type_hints(TrainConfig)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _is_list(name: str) -> bool:
@@ -55,20 +54,20 @@ def build_parser() -> Parser:
     )
     group: Any = parser
     for f in fields(TrainConfig):
-        if f.name in GROUPS:
-            group = parser.add_argument_group(GROUPS[f.name])
-        kind, choices = _kind(f.name), f.metadata["choices"]
+        about, kind = FACTS[f.name], _kind(f.name)
+        if about["group"]:
+            group = parser.add_argument_group(about["group"])
         default = " ".join(f.default) if isinstance(f.default, tuple) else f.default
-        text = f.metadata["help"] + (f" (default: {default})" if default not in (None, "") else "")
-        flag, text = "--" + f.name.replace("_", "-"), text.replace("%", "%%")
+        text = about["help"] + (f" (default: {default})" if default not in (None, "") else "")
+        text = text.strip().replace("%", "%%")
         if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+            group.add_argument(_flag(f.name), action=argparse.BooleanOptionalAction, help=text)
         else:
             group.add_argument(
-                flag,
-                type=number_or_auto if f.name == "batch_size" else kind,
-                choices=choices or None,
-                metavar=None if choices else {str: "TEXT", int: "N", float: "X"}[kind],
+                _flag(f.name),
+                type=number_or_auto if about["auto"] else kind,
+                choices=about["choices"] or None,
+                metavar=None if about["choices"] else {str: "TEXT", int: "N", float: "X"}[kind],
                 nargs="+" if _is_list(f.name) else None,
                 help=text,
             )
@@ -76,7 +75,7 @@ def build_parser() -> Parser:
 
 
 def number_or_auto(text: str) -> int:
-    """A batch size. Errors: ValueError."""
+    """A number from 1, or AUTO for "auto". Errors: ValueError."""
     if text == "0":
         raise ValueError
     return AUTO if text == "auto" else int(text)
@@ -85,33 +84,39 @@ def number_or_auto(text: str) -> int:
 def read_settings(path: Path) -> dict[str, Any]:
     """Read and check a settings file. Errors: UserError that names the key and the closest one."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows editors add a BOM
     except FileNotFoundError:
         raise UserError(f"no settings file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     for key, value in values.items():
-        if key not in TYPES:
-            raise UserError(f"{path}: unknown setting {key!r}{did_you_mean(key, TYPES)}")
-        kind = _kind(key)
-        if key == "batch_size" and type(value) in (int, str):
-            try:
-                value = number_or_auto(str(value))
-            except ValueError:
-                raise UserError(
-                    f'{path}: batch_size must be a number of rows, or "auto", not {value!r}'
-                ) from None
-        if _is_list(key):
-            value = [value] if isinstance(value, str) else value
-            if not isinstance(value, list) or any(type(v) is not str for v in value):
-                raise UserError(f"{path}: {key} must be a text or a list of texts, not {value!r}")
-            value = tuple(value)
-        elif kind is float and type(value) is int:
-            value = float(value)
-        elif type(value) is not kind:
-            raise UserError(f"{path}: {key} must be of type {kind.__name__}, not {value!r}")
-        values[key] = _beside(path, key, value) if key in PATHS else value
+        if key not in FACTS:
+            hint = did_you_mean(ALIASES.get(key, key), FACTS)
+            declared = "settings are declared in training/settings/config.py"
+            raise UserError(f"{path}: unknown setting {key!r}{hint} ({declared})")
+        value = _typed(path, key, value)
+        values[key] = _beside(path, key, value) if FACTS[key]["path"] else value
     return values
+
+
+def _typed(path: Path, key: str, value: Any) -> Any:
+    """A value of a settings file as its field has it. Errors: UserError for another type."""
+    kind = _kind(key)
+    if FACTS[key]["auto"] and type(value) in (int, str):
+        try:
+            return number_or_auto(str(value))
+        except ValueError:
+            raise UserError(f'{path}: {key} must be a number, or "auto", not {value!r}') from None
+    if _is_list(key):
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or any(type(v) is not str for v in value):
+            raise UserError(f"{path}: {key} must be a text or a list of texts, not {value!r}")
+        return tuple(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise UserError(f"{path}: {key} must be of type {kind.__name__}, not {value!r}")
+    return value
 
 
 def _beside(path: Path, key: str, value: Any) -> Any:
@@ -119,11 +124,8 @@ def _beside(path: Path, key: str, value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_beside(path, key, v) for v in value)
     resolved = path.parent / Path(value).expanduser()
-    if (
-        path.parent.resolve() == Path.cwd()
-        or value.startswith(HUB)
-        or (key in ("model", "class_weights") and not resolved.exists())
-    ):
+    is_name = FACTS[key]["path_or_name"] and not resolved.exists()
+    if path.parent.resolve() == Path.cwd() or value.startswith(HUB) or is_name:
         return value  # relative to here anyway; or a Hugging Face name, or a keyword
     return str(resolved)
 
@@ -135,22 +137,18 @@ def load_config(argv: list[str]) -> TrainConfig:
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
         flag = unknown[0].partition("=")[0]
-        raise UserError(f"unknown flag {flag}{did_you_mean(ALIASES.get(flag, flag), known)}")
+        alias = ALIASES.get(flag.removeprefix("--").replace("-", "_"))
+        hint = did_you_mean(_flag(alias) if alias else flag, known)
+        raise UserError(f"unknown flag {flag}{hint}")
     given = vars(namespace)
     path = Path(given.pop("config", PROJECT / "config.toml"))
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     values = read_settings(path)
     # A flag for one way of setting the batch takes the place of the other way in the file, and
     # --train-file that of all the file's rows: its validation rows would not fit other ones.
-    if given.keys() & {"global_batch_size", "gradient_accumulation_steps"}:
-        replaced = ["global_batch_size", "gradient_accumulation_steps"]
-    else:
-        replaced = []
-    if "train_file" in given:
-        replaced += ["val_file", "test_file"]
-    values = {k: v for k, v in values.items() if k not in replaced}
+    values = {k: v for k, v in values.items() if FACTS[k]["replaced_by"] not in given}
     config = replace(TrainConfig(), **(values | given))
-    check(config)
+    config.check()
     return config
 
 

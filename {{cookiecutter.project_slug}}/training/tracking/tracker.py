@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,6 @@ from training.tracking.throughput import Profiler
 
 log = logging.getLogger("training")
 PLOTTED_LABELS = 40  # more classes make figures that nobody can read
-HPARAMS = (
-    "model max_length global_batch_size epochs lr weight_decay schedule warmup_ratio max_grad_norm "
-    "dropout label_smoothing class_weights freeze_encoder precision seed"
-).split()
 
 
 class Tracker:
@@ -183,8 +178,7 @@ class Tracker:
             return
         from torch.utils.tensorboard.summary import hparams
 
-        settings = {k: v for k, v in asdict(config).items() if k in HPARAMS and v is not None}
-        for summary in hparams(settings, metrics):
+        for summary in hparams(config.hyperparameters(), metrics):
             self.writer.file_writer.add_summary(summary)
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, 0)
