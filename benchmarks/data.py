@@ -232,7 +232,7 @@ def open_rows(work: str, path: str, model: str) -> Any:
 
 
 def build(work: str, path: str, model: str) -> dict[str, float]:
-    for name in ("model", "training.tokenize"):  # what a run imports
+    for name in ("model", "training.dataset.build"):  # what a run imports
         importlib.import_module(name)
     imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = timed(lambda: open_rows(work, path, model))

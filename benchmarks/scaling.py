@@ -169,7 +169,8 @@ def batch_seconds(config: Any, times: int) -> float:
     """Seconds until a micro-batch is ready in memory."""
     import data
     from model import build_tokenizer
-    from training.dataset.build import open_splits, prepare_tokenizer
+    from training.dataset.build import open_splits
+    from training.dataset.tokenizer import prepare_tokenizer
     from training.distributed import ranks as distributed
     from training.settings.batch_sizes import batch_sizes
     from training.step.batch_plan import BatchPlan

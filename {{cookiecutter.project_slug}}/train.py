@@ -31,7 +31,8 @@ from training.checkpoint import run_folder as runs
 from training.checkpoint import state
 from training.checkpoint.rng import seed_everything
 from training.checkpoint.saver import Saver
-from training.dataset.build import open_splits, prepare_tokenizer
+from training.dataset.build import open_splits
+from training.dataset.tokenizer import prepare_tokenizer
 from training.distributed import ranks as distributed
 from training.distributed import replicas, watchdog
 from training.distributed import wrap as wrap_module

@@ -20,7 +20,8 @@ import train
 from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder as runs
 from training.checkpoint.rng import seed_everything
-from training.dataset.build import open_splits, prepare_tokenizer
+from training.dataset.build import open_splits
+from training.dataset.tokenizer import prepare_tokenizer
 from training.distributed import ranks as distributed
 from training.distributed import watchdog
 from training.distributed import wrap as wrap_module

@@ -3,6 +3,7 @@
 import logging
 import random
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from transformers import AutoTokenizer
 
 import data
 from model import build_tokenizer
-from training.dataset import duplicates as texts
-from training.dataset.build import open_splits, prepare_tokenizer
+from training.dataset.build import open_splits
 from training.dataset.token_store import TokenStore
+from training.dataset.tokenizer import prepare_tokenizer
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
@@ -26,7 +27,7 @@ from training.tracking import results
 
 Settings = Callable[..., TrainConfig]
 Rows = list[tuple[str, str]]
-FOLDED = "after folding case, width and spaces"
+FOLDED = "if case, width and spaces are ignored"
 TRAIN: Rows = [
     ("cat sat", "Pet"), ("Cat  sat", "food"), ("cat sat", "Pet"), ("dog", "Pet"), ("dog", "Pet"),
     ("rice", "food"), ("ｒice", "food"), ("snow", "pet "), ("rain", "odd"),
@@ -55,13 +56,13 @@ def test_remarks(settings: Settings, tmp_path: Path) -> None:
     """Repeats, leaks, contradictions, missing classes and names alike, each with its number."""
     _, splits, tokenizer = stores(settings, tmp_path)
     expected = [
-        "val: no rows of 1 classes: ['odd']",
-        f"one class {FOLDED}: ['Pet', 'pet ']",
-        f"train: 2 rows repeat a text of the same split, 4 (44.4%) {FOLDED}",
-        f"val: 1 rows are also in train, 2 (50.0%) {FOLDED}",
-        f"val: 1 rows repeat a text of the same split, 1 (25.0%) {FOLDED}",
-        f"test: 1 rows are also in val, 1 (25.0%) {FOLDED}",
-        "2 texts, of 6 rows, have different labels",
+        "val: 1 classes have no rows: ['odd']",
+        "labels that differ only in case, width or spaces: ['Pet', 'pet ']",
+        f"train: 2 rows repeat a text of the same split; 4 (44.4%) {FOLDED}",
+        f"val: 1 rows are also in train; 2 (50.0%) {FOLDED}",
+        f"val: 1 rows repeat a text of the same split; 1 (25.0%) {FOLDED}",
+        f"test: 1 rows are also in val; 1 (25.0%) {FOLDED}",
+        "2 texts, in 6 rows, have different labels",
     ]
     assert report.remarks(splits) == expected
     with_examples = report.remarks(splits, tokenizer)
@@ -82,7 +83,7 @@ def test_several_labels_contradict_as_sets(settings: Settings, tmp_path: Path) -
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
     train = open_splits(config, data, tokenizer)[0]
     lines = report.remarks({"train": train}, tokenizer)
-    assert lines[1] == "3 texts, of 6 rows, have different labels"
+    assert lines[1] == "3 texts, in 6 rows, have different labels"
     assert sorted(lines[2:]) == [
         "  cow: 1 x 'b' in train, 1 x 'c' in train",
         "  dog: 1 x 'a + b' in train, 1 x 'a' in train",
@@ -117,11 +118,11 @@ class Numbers:
 @pytest.mark.parametrize("part", [7, 1 << 20])
 def test_counts_by_hand(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted part by part or at once, the counts are those of plain Python."""
-    monkeypatch.setattr(texts, "PART", part)
+    monkeypatch.setattr(report, "ROWS_COMPARED_AT_A_TIME", part)
     for seed in range(20):
         sizes = {"train": 50, "val": 17, "test": 1}
         splits: Any = {k: Numbers(np.random.default_rng(seed), n) for k, n in sizes.items()}
-        counts, examples = texts.compare_texts(splits)
+        counts, examples = report.compare_texts(splits)
         for kind in ("exact", "folded"):
             lists = {name: s.values(kind).tolist() for name, s in splits.items()}
             for a, b in [("train", "val"), ("train", "test"), ("val", "test")]:
@@ -148,8 +149,8 @@ def test_padding_and_steps_are_those_of_the_loop(settings: Settings) -> None:
                          num_replicas=1, rank=0)  # fmt: skip
         masks = [train[micro].inputs["attention_mask"] for micro in plan]
         padding = 1 - sum(m.sum().item() for m in masks) / sum(m.numel() for m in masks)
-        assert line.endswith(f"{padding:.1%} of what is computed is padding")
-    assert lines[4] == "steps: 18, 9 an epoch; rows in each: 24; ranks: 1"
+        assert line.endswith(f"{padding:.1%} of the computed tokens are padding")
+    assert lines[4] == "18 steps, 9 in an epoch, of 24 rows each, on 1 ranks"
 
 
 class Lengths(Numbers):
@@ -214,7 +215,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def call(*arguments: str) -> None:
         whatever_the_project_uses = ("--model", "from-scratch")
         monkeypatch.setattr(sys, "argv", ["data.py", *arguments, *whatever_the_project_uses])
-        report.main()
+        runpy.run_path(data.__file__, run_name="__main__")
 
     yield call
     log.propagate, log.level = before
@@ -239,7 +240,7 @@ def test_command(
         path = write_tsv(folder / "rows.tsv", rows)
         command("--report", str(folder / "out"), "--train-file", str(path), "--cache-dir", cache)
         text = (folder / "out" / "data_report.txt").read_text("utf-8")
-        written.append([line for line in text.split("\n") if "is padding" not in line])
+        written.append([line for line in text.split("\n") if "are padding" not in line])
         picture = (folder / "out" / "data_report.png").read_bytes()
         assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
         random.Random(1).shuffle(rows)

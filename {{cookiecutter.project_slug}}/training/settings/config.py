@@ -110,6 +110,14 @@ class TrainConfig:
         """The settings that a resumed run must share with the run that it continues."""
         return {k: v for k, v in asdict(self).items() if k not in NEUTRAL}
 
+    def row_settings(self) -> dict[str, Any]:
+        """The settings that decide what a row is. (Temporary: another branch has its own.)"""
+        names = (
+            "max_length truncate text_column text_pair_column label_column multi_label "
+            "label_separator delimiter encoding tsv_quoting header on_bad_rows"
+        )
+        return {name: getattr(self, name) for name in names.split()}
+
     def to_toml(self) -> str:
         """The settings as a `config.toml`. JSON's strings, numbers and lists are TOML's too."""
         given = {k: v for k, v in asdict(self).items() if v is not None}

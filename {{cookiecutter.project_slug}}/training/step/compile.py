@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from training.dataset.token_store import PART, TokenStore
+from training.dataset.token_store import ROWS_AT_A_TIME, TokenStore
 from training.settings.config import TrainConfig
 
 log = logging.getLogger("training")
@@ -23,8 +23,9 @@ FINEST = 512  # lengths are told apart so finely; more takes long and saves noth
 def choose_lengths(store: TokenStore, most: int = LENGTHS) -> np.ndarray:
     """At most `most` lengths to pad rows to, so that padding is least: ascending, (lengths,)."""
     counts = np.zeros(1, np.int64)
-    for begin in range(0, len(store), PART):
-        found = np.bincount(store.lengths(slice(begin, begin + PART)), minlength=len(counts))
+    for begin in range(0, len(store), ROWS_AT_A_TIME):
+        end = begin + ROWS_AT_A_TIME
+        found = np.bincount(store.lengths(slice(begin, end)), minlength=len(counts))
         found[: len(counts)] += counts
         counts = found
     longest = len(counts) - 1
