@@ -4,11 +4,14 @@ import logging
 import random
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from conftest import make_rows, write_tsv
@@ -23,7 +26,7 @@ from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
 from training.tracking import data_report as report
-from training.tracking import results
+from training.tracking import figures, results
 
 Settings = Callable[..., TrainConfig]
 Rows = list[tuple[str, str]]
@@ -263,6 +266,38 @@ def test_mistakes_in_one_line(
     with pytest.raises(SystemExit) as stopped:
         command(*arguments)
     assert message in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_a_mistyped_flag_answers_before_pytorch_is_imported() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['data.py', '--report', '--epoch', '3']\n"
+        "try: runpy.run_path('data.py', run_name='__main__')\n"
+        "finally: print(sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    )
+    root = Path(data.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True,
+                          timeout=100)  # fmt: skip
+    assert "did you mean --epochs?" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+
+
+@pytest.mark.parametrize("label", ["$", "$$", "$^$", "动物", "🌧 ^_{x"])
+def test_confusion_matrix_of_any_label(label: str, recwarn: pytest.WarningsRecorder) -> None:
+    """A label that is a wrong formula, or that no font has, is drawn and gives no warning."""
+    matrix = np.array([[3, 1], [0, 2]])
+    image = figures.confusion_image(matrix, [label, "x"])
+    assert image.dtype == np.uint8 and image.shape[2] == 4
+    assert (image != figures.confusion_image(matrix, ["", "x"])).any()
+    assert not recwarn.list
+
+
+def test_fonts_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed CJK font follows the default one."""
+    fonts = [SimpleNamespace(name=name) for name in ("Arial", "SimHei", "Noto Sans CJK SC")]
+    monkeypatch.setattr("matplotlib.font_manager.fontManager.ttflist", fonts)
+    with figures.any_text():
+        assert matplotlib.rcParams["font.family"] == ["DejaVu Sans", "Noto Sans CJK SC", "SimHei"]
+    assert "SimHei" not in matplotlib.rcParams["font.family"]
 
 
 def test_short_form_in_the_log(

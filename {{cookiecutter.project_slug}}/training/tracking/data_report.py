@@ -16,6 +16,7 @@ from training.settings.batch_sizes import batch_sizes
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
 from training.settings.flags import parse_args
+from training.tracking.figures import draw_rows
 
 if TYPE_CHECKING:  # it brings torch, and a mistyped flag is reported before that is imported
     from training.dataset.token_store import TokenStore
@@ -137,7 +138,6 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
     """
     from training.dataset.build import open_splits
     from training.dataset.tokenizer import prepare_tokenizer
-    from training.tracking.figures import draw_rows
     from training.tracking.tracker import start_console
 
     start_console(True)

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.step import evaluation
-
 if TYPE_CHECKING:
     from training.dataset.token_store import TokenStore
 
@@ -37,21 +35,21 @@ def any_text() -> Iterator[None]:
         yield
 
 
-def confusion_image(result: evaluation.Evaluation) -> np.ndarray:
-    """The confusion matrix of a single-label evaluation: (height, width, 4) of 0 to 255."""
+def confusion_image(matrix: np.ndarray, labels: list[str]) -> np.ndarray:
+    """A confusion matrix, (labels, labels) rows of true label i that were given label j, as an
+    image: (height, width, 4) of 0 to 255."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    matrix = evaluation.confusion(result)
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    size = 3 + 0.45 * len(result.labels)
-    ticks = range(len(result.labels))
+    size = 3 + 0.45 * len(labels)
+    ticks = range(len(labels))
     with any_text():
         figure = Figure(figsize=(size, size), layout="constrained")
         axes = figure.add_subplot()
         axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-        axes.set_xticks(ticks, result.labels, rotation=90)
-        axes.set_yticks(ticks, result.labels)
+        axes.set_xticks(ticks, labels, rotation=90)
+        axes.set_yticks(ticks, labels)
         axes.set(xlabel="predicted", ylabel="true")
         for i, j in np.argwhere(matrix):
             color = "white" if share[i, j] > 0.5 else "black"

@@ -173,7 +173,7 @@ class Tracker:
         assert result.truth is not None
         probabilities = result.probabilities()
         if result.truth.ndim == 1:
-            image = confusion_image(result)
+            image = confusion_image(evaluation.confusion(result), result.labels)
             self.writer.add_image(f"{split}/confusion", image, step, dataformats="HWC")
             truth = np.eye(len(result.labels), dtype=np.int64)[result.truth]
         else:
