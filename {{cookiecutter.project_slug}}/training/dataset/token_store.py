@@ -19,8 +19,6 @@ from training.distributed.shared_folder import build_once
 ARRAYS = {"offsets": "<i8", "first": "<i4", "full_length": "<i4", "exact": "<u8", "folded": "<u8"}
 ROWS_AT_A_TIME = 1 << 16  # where all rows are looked at, so that memory does not grow with them
 ROWS_SORTED_AT_A_TIME = 1 << 20  # larger: every part of a sorted order takes a pass over all rows
-# How the tensors of a batch travel from a loader's worker.
-SENT = {"input_ids": "<i4", "attention_mask": "u1", "token_type_ids": "u1", "labels": "<i4"}
 
 
 class Batch(NamedTuple):
@@ -31,28 +29,10 @@ class Batch(NamedTuple):
     weight: torch.Tensor  # (batch,) weight of each row's loss
     plan: Any  # the MicroBatch
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """How a loader's worker sends it: as bytes, in one message.
-
-        Sent as it is, each tensor would cost a file descriptor passed through a socket of its own,
-        ten times what it takes to make the batch.
-        """
-        tensors = {**self.inputs, "labels": self.labels}
-        sent = [
-            (k, tuple(t.shape), t.numpy().astype(SENT[k]).tobytes()) for k, t in tensors.items()
-        ]
-        return _received, (sent, self.plan)
-
-
-def _received(sent: list[tuple[str, tuple[int, ...], bytes]], plan: Any) -> Batch:
-    tensors = {
-        name: torch.from_numpy(np.frombuffer(data, SENT[name]).reshape(shape).astype(np.int64))
-        for name, shape, data in sent
-    }
-    return Batch(tensors, tensors.pop("labels"), torch.from_numpy(plan.weight), plan)
-
 
 class BatchRequest(Protocol):
+    """What the store must know of a micro-batch: see MicroBatch of the batch plan."""
+
     @property
     def rows(self) -> np.ndarray: ...
     @property
