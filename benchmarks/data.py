@@ -228,11 +228,11 @@ def open_rows(work: str, path: str, model: str) -> Any:
     from training.dataset.build import open_splits
 
     config = settings(Path(work), Path(path), model=model, val_fraction=0.01, max_length=64)
-    return open_splits(config, data, build_tokenizer(config, iter(())))[0]
+    return open_splits(config, data, build_tokenizer(config, iter(())))["train"]
 
 
 def build(work: str, path: str, model: str) -> dict[str, float]:
-    for name in ("model", "training.tokenize"):  # what a run imports
+    for name in ("model", "training.dataset.build"):  # what a run imports
         importlib.import_module(name)
     imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = timed(lambda: open_rows(work, path, model))

@@ -10,7 +10,8 @@ from conftest import ROOT, Run
 DATA = ROOT.parent / "shared" / "data"
 READ = """
 import collections, json, sys
-from training.readers import ReadOptions, ReadReport, expand_files, read_rows
+from training.dataset.files import expand_files
+from training.dataset.readers import ReadOptions, ReadReport, read_rows
 found = {}
 for pattern in ("*.tsv", "*.jsonl"):
     for path in expand_files([f"{sys.argv[1]}/{pattern}"]):

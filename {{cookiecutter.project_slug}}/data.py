@@ -7,11 +7,14 @@ knows of ranks: the rows are read by one process, and every rank sees the same.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-from training.dataset.hub import HubSplit, hub_split
-from training.dataset.readers import ReadOptions, ReadReport, Row, expand_files, read_rows
+from training.dataset.arrow import HubSplit, hub_split
+from training.dataset.files import expand_files
+from training.dataset.readers import read_rows
+from training.dataset.rows import ReadOptions, ReadReport, Row
 from training.settings.config import HUB, TrainConfig
 
 
@@ -58,6 +61,9 @@ def fingerprint(split: str, config: TrainConfig) -> str:
 
 
 if __name__ == "__main__":
-    from training.tracking.data_report import main
+    from training.tracking import data_report
 
-    main()
+    folder, config = data_report.parse()  # before PyTorch is imported: a mistyped flag answers fast
+    import model
+
+    data_report.main(folder, config, sys.modules[__name__], model)

@@ -103,8 +103,10 @@ class Classifier:
     def read(self, arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         """The texts of --input, in its order. A row without a text is an error, so that the output
         has the rows of the input."""
-        from training.dataset.build import separator_of
-        from training.dataset.readers import ReadOptions, ReadReport, expand_files, read_rows
+        from training.dataset.files import expand_files
+        from training.dataset.readers import read_rows
+        from training.dataset.rows import ReadOptions, ReadReport
+        from training.dataset.tokenizer import separator_of
 
         options = ReadOptions(
             text_columns=tuple(arguments.text_column or self.settings.get("text_column", ["text"])),

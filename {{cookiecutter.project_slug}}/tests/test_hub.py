@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import data
-from training.dataset import hub
-from training.dataset.readers import ReadReport, Row
+from training.dataset import arrow
+from training.dataset.rows import ReadReport, Row
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 from training.settings.flags import load_config
@@ -54,7 +54,7 @@ def read(name: str, **changes: Any) -> list[Row]:
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """Make load_dataset give a data set with these columns; what it is called with is kept."""
-    hub.hub_split.cache_clear()
+    arrow.hub_split.cache_clear()
 
     def make(columns: dict[str, Any], kind: Any = None) -> list[Any]:
         calls = []
@@ -67,7 +67,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         return calls
 
     yield make
-    hub.hub_split.cache_clear()
+    arrow.hub_split.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 )
 def test_names(name: str, split: str, called: tuple, shown: str, load: Load) -> None:
     calls = load({"text": ["x"], "label": ["y"]})
-    assert str(hub.hub_split(name, split)) == shown
+    assert str(arrow.hub_split(name, split)) == shown
     assert calls == [called]
 
 
@@ -93,16 +93,16 @@ def test_rows(load: Load) -> None:
     expected = [("NA", "1"), (" 007 ", "0"), ("c", "7")]
     file = "hf://o/n/train"
     assert read("hf://o/n") == [Row(t, None, n, file, i) for i, (t, n) in enumerate(expected, 1)]
-    hub.hub_split.cache_clear()
+    arrow.hub_split.cache_clear()
     load({"label": [1, 0, 0], "text": ["a", "b", "c"], "other": [1.5, None, 2]}, CLASSES)
     assert [(row.text, row.label) for row in read("hf://o/n")] == [
         ("a", "pos"), ("b", "neg"), ("c", "neg"),
     ]  # fmt: skip
-    hub.hub_split.cache_clear()
+    arrow.hub_split.cache_clear()
     load({"text": ["a", "b", "c"], "label": [[0, 1], [], [1]]}, SEVERAL)
     rows = read("hf://o/n", multi_label=True)
     assert [row.label for row in rows] == [("neg", "pos"), (), ("pos",)]
-    hub.hub_split.cache_clear()
+    arrow.hub_split.cache_clear()
     load({"text": ["a", "b"], "label": [[0], None]}, SEVERAL)
     with pytest.raises(UserError, match="hf://o/n/train:2 'label' is null"):
         read("hf://o/n", multi_label=True)
@@ -134,7 +134,7 @@ def test_fingerprint(load: Load, tmp_path: Path) -> None:
     assert [row.text for row in data.rows("train", config, " ", ReadReport())] == ["b", "a"]
     first = data.fingerprint("train", config)
     assert data.fingerprint("train", config) == first
-    hub.hub_split("hf://o/n", "train").data._fingerprint = "f2"
+    arrow.hub_split("hf://o/n", "train").data._fingerprint = "f2"
     assert data.fingerprint("train", config) != first
 
 
@@ -145,7 +145,7 @@ def test_names_written_wrong(name: str) -> None:
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.hub_split.cache_clear()
+    arrow.hub_split.cache_clear()
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"hf://o/n needs pip install -e '.\[hub\]'"):
         read("hf://o/n")
@@ -181,7 +181,7 @@ def test_real_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split, text in {"train": "a,x\nb,y", "validation": "c,x"}.items():
         (folder / f"{split}.csv").write_text(f"text,label\n{text}\n", "utf-8")
     monkeypatch.chdir(tmp_path)
-    hub.hub_split.cache_clear()
+    arrow.hub_split.cache_clear()
     assert [(row.text, row.label) for row in read("hf://org/name")] == [("a", "x"), ("b", "y")]
     assert [row.text for row in read("hf://org/name/validation")] == ["c"]
     with pytest.raises(UserError, match='Unknown split "test"'):

@@ -2,6 +2,8 @@
 
 import json
 import random
+import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,7 @@ import jobs
 import numpy as np
 import pytest
 from conftest import WORDS, lines_of
-from ranks import Ranks
-from test_predict import predict
+from ranks import PROJECT, Ranks
 from transformers import AutoTokenizer
 
 import data
@@ -51,7 +52,7 @@ def label_rows(count: int, seed: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ["pairs", "columns", "labels"])
 def test_same_numbers_and_predictions(
-    ranks: Ranks, settings: Settings, tmp_path: Path, kind: str
+    ranks: Ranks, settings: Settings, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank and three agree; what predict.py says is what evaluation found."""
     make = label_rows if kind == "labels" else pair_rows
@@ -73,7 +74,11 @@ def test_same_numbers_and_predictions(
     run = Path(one.runs_dir) / "1"
     found = json.loads((run / "results.json").read_text("utf-8"))["val"]
     output = tmp_path / "out.jsonl"
-    predict(run / "best", "--input", str(tmp_path / "val.jsonl"), "--output", str(output))
+    command = ["predict.py", "--model", str(run / "best"), "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", [*command, "--input", str(tmp_path / "val.jsonl")])
+    runpy.run_path(
+        str(PROJECT / "predict.py"), run_name="__main__"
+    )  # imports cost most of its time
     labels = [json.loads(line)["label"] for line in output.read_text("utf-8").splitlines()]
     truth = [row["label"] for row in make(20, 2)]
     expected = [", ".join(t) if kind == "labels" else t for t in truth]
@@ -81,15 +86,15 @@ def test_same_numbers_and_predictions(
     assert right / 20 == pytest.approx(found["accuracy"])
 
 
-def test_second_text_is_told_apart(settings: Settings, tmp_path: Path, tiny_model: Path) -> None:
-    """The model is told which text of a pair a token belongs to."""
+def test_token_types_of_a_pair(settings: Settings, tmp_path: Path, tiny_model: Path) -> None:
+    """The inputs say which text of a pair a token belongs to."""
     rows = [{"text": "cat dog", "other": "rain", "label": "yes"}, *pair_rows(40, 1)]
     config = settings(
         train_file=(write(tmp_path / "a.jsonl", rows),), val_fraction=0.0, val_file=(),
         text_pair_column="other",
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    train, _, _ = open_splits(config, data, tokenizer)
+    train = open_splits(config, data, tokenizer)["train"]
     inputs = train.inputs(np.array([0]))
     texts = tokenizer("cat dog", "rain")
     assert inputs["input_ids"][0].tolist() == texts["input_ids"]

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from training.dataset.readers import BadRow, ReadOptions, ReadReport, Row, expand_files
+from training.dataset.files import expand_files
 from training.dataset.readers import read_rows as read_files
+from training.dataset.rows import BadRow, ReadOptions, ReadReport, Row
 from training.settings.errors import UserError
 
 Pairs = list[tuple[str, str]]
@@ -167,7 +168,7 @@ def test_other_columns_of_parquet_are_refused_by_name(tmp_path: Path, kind: str)
     path = as_arrow(tmp_path / "b.parquet", {"text": ["a", "b"], "label": values})
     for options in (OPTIONS, SKIP):  # a column of them leaves no row
         message = error(path, options)
-        assert message.startswith("2 of 2 rows are bad; mend them:\n")
+        assert message.startswith("2 of 2 rows are bad; fix them:\n")
         assert f"{path}:1 'label' is " in message and "not text or an integer" in message
         assert "--multi-label" in message
 
@@ -209,13 +210,13 @@ def test_jsonl_rows_that_cannot_be_used_are_named(write: Write) -> None:
     for line, part in {
         2: "blank line", 3: "'label' is float", 4: "broken JSON: Unterminated string",
         5: "not a JSON object", 6: "no key 'label'", 7: "'label' is null", 8: "'text' is float",
-        9: "key 'text' is there twice", 10: "'label' is bool", 11: "--multi-label", 12: "surrogate",
+        9: "key 'text' appears twice", 10: "'label' is bool", 11: "--multi-label", 12: "surrogate",
         13: "recursion", 14: "digits", 15: "empty text", 16: "empty label", 17: "Extra data",
         18: "not a JSON object",
     }.items():  # fmt: skip
         assert part in reasons[line], line
     message = error(path).split("\n")
-    assert message[0] == "17 of 19 rows are bad; mend them or pass --on-bad-rows skip:"
+    assert message[0] == "17 of 19 rows are bad; fix them or pass --on-bad-rows skip:"
     assert len(message) == 11
     assert message[1] == f"{path}:2 blank line: "
     assert message[3].startswith(f"{path}:4 broken JSON: Unterminated string")
@@ -289,7 +290,7 @@ def test_quotes_that_break_csv(write: Write) -> None:
     reasons = skipped(bad)
     assert [line for line, _ in reasons] == [2, 4, 7, 8]
     assert reasons[0][1].startswith("text after a closing quote;")
-    assert reasons[1][1] == reasons[0][1] + "; lines 4 to 5 are no rows"
+    assert reasons[1][1] == reasons[0][1] + "; lines 4 to 5 are not rows"
     assert reasons[2][1] == "a carriage return outside quotes"
     assert reasons[3][1] == "blank line"
     for options in (ReadOptions(), SKIP):  # the rows behind it cannot be told apart
@@ -302,8 +303,8 @@ def test_a_huge_field_is_read_and_an_endless_one_refused(
 ) -> None:
     long = "x" * 300_000
     assert pairs(write("a.csv", csv_text([(long, "1")]))) == [(long, "1")]
-    monkeypatch.setattr("training.dataset.formats.FIELD_LIMIT", 1000)
-    assert "is endless" in error(write("b.csv", csv_text([("a", "1"), (long, "1")])))
+    monkeypatch.setattr("training.dataset.readers.FIELD_LIMIT", 1000)
+    assert "67 million characters" in error(write("b.csv", csv_text([("a", "1"), (long, "1")])))
 
 
 # -- shape ---------------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ def test_no_rows_in_parquet(tmp_path: Path) -> None:
 
 def test_all_rows_bad_is_an_error_even_when_they_may_be_skipped(write: Write) -> None:
     message = error(write("a.csv", "text,label\n,x\n,y\n"), SKIP)
-    assert message.startswith("2 of 2 rows are bad; mend them:\n")
+    assert message.startswith("2 of 2 rows are bad; fix them:\n")
 
 
 def test_missing_columns_name_what_is_there(write: Write, tmp_path: Path) -> None:
@@ -374,7 +375,7 @@ def test_missing_columns_name_what_is_there(write: Write, tmp_path: Path) -> Non
     assert "no column 'label', did you mean Label?" in error(parquet)
     jsonl = write("a.jsonl", '{"text": "a", "labels": "x"}\n' * 500)
     lines = error(jsonl, SKIP).split("\n")
-    assert lines[0] == "500 of 500 rows are bad; mend them:" and len(lines) == 11
+    assert lines[0] == "500 of 500 rows are bad; fix them:" and len(lines) == 11
     assert lines[1].startswith(f"{jsonl}:1 no key 'label': ") and "labels" in lines[1]
 
 

@@ -15,7 +15,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from training.dataset.readers import ReadOptions, ReadReport, Row, read_rows
+from training.dataset.readers import read_rows
+from training.dataset.rows import ReadOptions, ReadReport, Row
 from training.settings.errors import UserError
 
 # A database is left out: tests leave nothing behind. The folder is shared between examples.

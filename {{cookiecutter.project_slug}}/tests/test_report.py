@@ -3,11 +3,15 @@
 import logging
 import random
 import re
+import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from conftest import make_rows, write_tsv
@@ -15,18 +19,18 @@ from transformers import AutoTokenizer
 
 import data
 from model import build_tokenizer
-from training.dataset import duplicates as texts
-from training.dataset.build import open_splits, prepare_tokenizer
+from training.dataset.build import open_splits
 from training.dataset.token_store import TokenStore
+from training.dataset.tokenizer import prepare_tokenizer
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
-from training.tracking import console
+from training.tracking import console, figures
 from training.tracking import data_report as report
 
 Settings = Callable[..., TrainConfig]
 Rows = list[tuple[str, str]]
-FOLDED = "after folding case, width and spaces"
+FOLDED = "if case, width and spaces are ignored"
 TRAIN: Rows = [
     ("cat sat", "Pet"), ("Cat  sat", "food"), ("cat sat", "Pet"), ("dog", "Pet"), ("dog", "Pet"),
     ("rice", "food"), ("ｒice", "food"), ("snow", "pet "), ("rain", "odd"),
@@ -47,21 +51,20 @@ def stores(
         names[f"{name}_file"] = (str(write_tsv(folder / f"{name}-{seed}.tsv", rows)),)
     config = settings(**(names | {"global_batch_size": 4} | changes))
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    opened = zip(("train", "val", "test"), open_splits(config, data, tokenizer), strict=True)
-    return config, {name: s for name, s in opened if s is not None}, tokenizer
+    return config, open_splits(config, data, tokenizer), tokenizer
 
 
 def test_remarks(settings: Settings, tmp_path: Path) -> None:
     """Repeats, leaks, contradictions, missing classes and names alike, each with its number."""
     _, splits, tokenizer = stores(settings, tmp_path)
     expected = [
-        "val: no rows of 1 classes: ['odd']",
-        f"one class {FOLDED}: ['Pet', 'pet ']",
-        f"train: 2 rows repeat a text of the same split, 4 (44.4%) {FOLDED}",
-        f"val: 1 rows are also in train, 2 (50.0%) {FOLDED}",
-        f"val: 1 rows repeat a text of the same split, 1 (25.0%) {FOLDED}",
-        f"test: 1 rows are also in val, 1 (25.0%) {FOLDED}",
-        "2 texts, of 6 rows, have different labels",
+        "val: 1 classes have no rows: ['odd']",
+        "labels that differ only in case, width or spaces: ['Pet', 'pet ']",
+        f"train: 2 rows repeat a text of the same split; 4 (44.4%) {FOLDED}",
+        f"val: 1 rows are also in train; 2 (50.0%) {FOLDED}",
+        f"val: 1 rows repeat a text of the same split; 1 (25.0%) {FOLDED}",
+        f"test: 1 rows are also in val; 1 (25.0%) {FOLDED}",
+        "2 texts, in 6 rows, have different labels",
     ]
     assert report.remarks(splits) == expected
     with_examples = report.remarks(splits, tokenizer)
@@ -80,9 +83,9 @@ def test_several_labels_contradict_as_sets(settings: Settings, tmp_path: Path) -
     path = write_tsv(tmp_path / "t.tsv", rows)
     config = settings(train_file=(str(path),), val_file=(), val_fraction=0.0, multi_label=True)
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    train = open_splits(config, data, tokenizer)[0]
+    train = open_splits(config, data, tokenizer)["train"]
     lines = report.remarks({"train": train}, tokenizer)
-    assert lines[1] == "3 texts, of 6 rows, have different labels"
+    assert lines[1] == "3 texts, in 6 rows, have different labels"
     assert sorted(lines[2:]) == [
         "  cow: 1 x 'b' in train, 1 x 'c' in train",
         "  dog: 1 x 'a + b' in train, 1 x 'a' in train",
@@ -117,11 +120,11 @@ class Numbers:
 @pytest.mark.parametrize("part", [7, 1 << 20])
 def test_counts_by_hand(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted part by part or at once, the counts are those of plain Python."""
-    monkeypatch.setattr(texts, "PART", part)
+    monkeypatch.setattr(report, "ROWS_COMPARED_AT_A_TIME", part)
     for seed in range(20):
         sizes = {"train": 50, "val": 17, "test": 1}
         splits: Any = {k: Numbers(np.random.default_rng(seed), n) for k, n in sizes.items()}
-        counts, examples = texts.compare_texts(splits)
+        counts, examples = report.compare_texts(splits)
         for kind in ("exact", "folded"):
             lists = {name: s.values(kind).tolist() for name, s in splits.items()}
             for a, b in [("train", "val"), ("train", "test"), ("val", "test")]:
@@ -141,15 +144,15 @@ def test_padding_and_steps_are_those_of_the_loop(settings: Settings) -> None:
     """The share of padding is what the collated batches of an epoch hold."""
     config = settings(global_batch_size=24, batch_size=8)
     tokenizer = AutoTokenizer.from_pretrained(config.model)
-    train = open_splits(config, data, tokenizer)[0]
+    train = open_splits(config, data, tokenizer)["train"]
     lines = report.suggestions(config, train, 512)
     for line, grouped in zip(lines[2:4], (True, False), strict=True):
         plan = BatchPlan(train, batch_sizes(config, 1), seed=config.seed, group_by_length=grouped,
                          num_replicas=1, rank=0)  # fmt: skip
         masks = [train[micro].inputs["attention_mask"] for micro in plan]
         padding = 1 - sum(m.sum().item() for m in masks) / sum(m.numel() for m in masks)
-        assert line.endswith(f"{padding:.1%} of what is computed is padding")
-    assert lines[4] == "steps: 18, 9 an epoch; rows in each: 24; ranks: 1"
+        assert line.endswith(f"{padding:.1%} of the computed tokens are padding")
+    assert lines[4] == "18 steps, 9 in an epoch, of 24 rows each, on 1 ranks"
 
 
 class Lengths(Numbers):
@@ -214,7 +217,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def call(*arguments: str) -> None:
         whatever_the_project_uses = ("--model", "from-scratch")
         monkeypatch.setattr(sys, "argv", ["data.py", *arguments, *whatever_the_project_uses])
-        report.main()
+        runpy.run_path(data.__file__, run_name="__main__")
 
     yield call
     log.propagate, log.level = before
@@ -239,7 +242,7 @@ def test_command(
         path = write_tsv(folder / "rows.tsv", rows)
         command("--report", str(folder / "out"), "--train-file", str(path), "--cache-dir", cache)
         text = (folder / "out" / "data_report.txt").read_text("utf-8")
-        written.append([line for line in text.split("\n") if "is padding" not in line])
+        written.append([line for line in text.split("\n") if "are padding" not in line])
         picture = (folder / "out" / "data_report.png").read_bytes()
         assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
         random.Random(1).shuffle(rows)
@@ -264,6 +267,38 @@ def test_mistakes_in_one_line(
     assert message in f"{stopped.value} {capsys.readouterr().err}"
 
 
+def test_a_mistyped_flag_answers_before_pytorch_is_imported() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['data.py', '--report', '--epoch', '3']\n"
+        "try: runpy.run_path('data.py', run_name='__main__')\n"
+        "finally: print(sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    )
+    root = Path(data.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True,
+                          timeout=100)  # fmt: skip
+    assert "did you mean --epochs?" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+
+
+@pytest.mark.parametrize("label", ["$", "$$", "$^$", "动物", "🌧 ^_{x"])
+def test_confusion_matrix_of_any_label(label: str, recwarn: pytest.WarningsRecorder) -> None:
+    """A label that is a wrong formula, or that no font has, is drawn and gives no warning."""
+    matrix = np.array([[3, 1], [0, 2]])
+    image = figures.confusion_image(matrix, [label, "x"])
+    assert image.dtype == np.uint8 and image.shape[2] == 4
+    assert (image != figures.confusion_image(matrix, ["", "x"])).any()
+    assert not recwarn.list
+
+
+def test_fonts_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed CJK font follows the default one."""
+    fonts = [SimpleNamespace(name=name) for name in ("Arial", "SimHei", "Noto Sans CJK SC")]
+    monkeypatch.setattr("matplotlib.font_manager.fontManager.ttflist", fonts)
+    with figures.any_text():
+        assert matplotlib.rcParams["font.family"] == ["DejaVu Sans", "Noto Sans CJK SC", "SimHei"]
+    assert "SimHei" not in matplotlib.rcParams["font.family"]
+
+
 def test_short_form_in_the_log(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -277,5 +312,5 @@ def test_short_form_in_the_log(
     path = write_tsv(tmp_path / "clean.tsv", [("cat", "a"), ("dog", "b")])
     clean = settings(train_file=(str(path),), val_file=(), val_fraction=0.0)
     tokenizer = prepare_tokenizer(clean, data, build_tokenizer)
-    console.describe_data({"train": open_splits(clean, data, tokenizer)[0]}, 48)
+    console.describe_data(open_splits(clean, data, tokenizer), 48)
     assert [r for r in caplog.records if r.levelname == "WARNING"] == []

@@ -175,7 +175,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import rows
 from training.checkpoint.state import check_same_run
-from training.dataset.build import _content
+from training.dataset.tokenizer import what_rows_depend_on
 from training.settings.errors import UserError
 from training.settings.flags import load_config
 from training.tracking.tracker import Tracker
@@ -191,7 +191,7 @@ except UserError as error:
 Tracker.hyperparameters(SimpleNamespace(writer=SummaryWriter("board")), flag, {"accuracy": 1.0})
 print(json.dumps({
     "flag": vars(flag), "key": vars(key), "saved": flag.to_toml(), "resumed": resumed,
-    "store_keys": [_content("train", config, rows)[-1] for config in (flag, key)],
+    "store_keys": [what_rows_depend_on("train", config, rows)[-1] for config in (flag, key)],
     "tensorboard": str(next(Path("board").iterdir()).read_bytes()),
 }))
 """

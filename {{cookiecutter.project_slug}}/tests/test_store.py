@@ -16,14 +16,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import data
 from model import build_tokenizer
-from training.dataset import build as tokenize
-from training.dataset import duplicates as texts_module
-from training.dataset.build import open_splits, prepare_tokenizer
-from training.dataset.duplicates import split_mask, text_numbers
-from training.dataset.labels import sorted_labels
-from training.dataset.readers import Row
-from training.dataset.token_store import Batch
-from training.dataset.tokenizer import Encoder
+from training.dataset import token_store
+from training.dataset import tokenizer as tokenizer_module
+from training.dataset.build import StoreWriter, open_splits, sorted_labels
+from training.dataset.rows import ReadReport, Row, text_hashes
+from training.dataset.token_store import split_mask
+from training.dataset.tokenizer import Encoder, chunks, prepare_tokenizer
 from training.distributed.shared_folder import build_once
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
@@ -75,8 +73,9 @@ def test_store_gives_back_every_row(settings: Settings, files: dict[str, Path]) 
     """Ids, padding, mask, labels and lengths of any rows in any order."""
     config = settings()
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    train, val, test = open_splits(config, data, tokenizer)
-    assert (len(train), len(val or ()), test) == (203, 45, None)
+    splits = open_splits(config, data, tokenizer)
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 203, "val": 45}
+    train = splits["train"]
     rows = make_rows(203, seed=1)
     wanted = [200, 0, 7]
     batch = train[micro(wanted)]
@@ -106,7 +105,7 @@ def test_worker_sends_the_same_batch(settings: Settings, tmp_path: Path, several
         train_file=(str(path),), val_file=(), val_fraction=0.0, text_pair_column="other",
         multi_label=several,
     )  # fmt: skip
-    store = open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))[0]
+    store = open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))["train"]
     planned = [replace(micro([2, 0]), weight=np.array([0.5, 0.0])), micro([1])]
     loader = DataLoader(store, sampler=planned, batch_size=None, num_workers=1)
     for plan, got in zip(planned, loader, strict=True):
@@ -118,17 +117,13 @@ def test_worker_sends_the_same_batch(settings: Settings, tmp_path: Path, several
         for expected, found in tensors.values():
             torch.testing.assert_close(found, expected, rtol=0, atol=0)  # types and shapes too
         assert str(got.plan) == str(plan)
-    large = torch.tensor([[70_000]])  # of a large vocabulary, and of many labels
-    ones = torch.ones(1, dtype=torch.float64)
-    sent = pickle.dumps(Batch({"input_ids": large}, large[0], ones, micro([0])))
-    assert pickle.loads(sent).inputs["input_ids"] == pickle.loads(sent).labels == 70_000
 
 
 def test_store_is_sent_without_its_rows(settings: Settings) -> None:
     """A worker that is not forked opens the files itself, those of a part too."""
     config = settings(val_file=(), val_fraction=0.2)
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    for store in open_splits(config, data, tokenizer)[:2]:
+    for store in open_splits(config, data, tokenizer).values():
         assert store is not None
         sent = pickle.dumps(store)
         assert len(sent) < 1000
@@ -139,15 +134,15 @@ def test_store_is_sent_without_its_rows(settings: Settings) -> None:
 
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not follow the length of the texts: few long ones are tokenized at a time."""
-    monkeypatch.setattr(tokenize, "CHARACTERS", 100)
+    monkeypatch.setattr(tokenizer_module, "MAX_CHARACTERS", 100)
     rows = [Row("x" * (60 if i < 6 else 1), None, "a", "f", i) for i in range(3000)]
-    chunks = list(tokenize._chunks(rows))
-    assert [row for chunk in chunks for row in chunk] == rows
-    assert [len(chunk) for chunk in chunks[:3]] == [2, 2, 2]
-    assert all(sum(len(row.text) for row in chunk) < 160 for chunk in chunks)
+    lists = list(chunks(rows))
+    assert [row for chunk in lists for row in chunk] == rows
+    assert [len(chunk) for chunk in lists[:3]] == [2, 2, 2]
+    assert all(sum(len(row.text) for row in chunk) < 160 for chunk in lists)
 
 
-def test_second_run_does_not_tokenise(
+def test_second_run_does_not_tokenize(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is found again by content; other rows or settings make another."""
@@ -155,13 +150,13 @@ def test_second_run_does_not_tokenise(
     config = settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"))
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
     built: list[str] = []
-    write = tokenize.StoreWriter.finish
+    write = StoreWriter.finish
 
-    def finish(self: tokenize.StoreWriter, report: Any) -> None:
+    def finish(self: StoreWriter, report: ReadReport) -> None:
         built.append("x")
         write(self, report)
 
-    monkeypatch.setattr(tokenize.StoreWriter, "finish", finish)
+    monkeypatch.setattr(StoreWriter, "finish", finish)
     for expected in (2, 2):  # train and val
         open_splits(config, data, tokenizer)
         assert len(built) == expected
@@ -192,7 +187,7 @@ def test_split_keeps_equal_texts_together(seed: int, monkeypatch: pytest.MonkeyP
     """Stratified, independent of the rows' order, and no text on both sides."""
     rng = np.random.default_rng(5)
     labels = rng.choice(4, 1000, p=[0.6, 0.25, 0.12, 0.03])
-    texts = np.array([text_numbers(f"text {i % 700}")[1] for i in range(1000)], np.uint64)
+    texts = np.array([text_hashes(f"text {i % 700}")[1] for i in range(1000)], np.uint64)
     labels[700:] = labels[:300]
     mask = split_mask(texts, labels, 0.2, seed)
     assert not set(texts[mask]) & set(texts[~mask])
@@ -202,13 +197,15 @@ def test_split_keeps_equal_texts_together(seed: int, monkeypatch: pytest.MonkeyP
     order = rng.permutation(1000)
     assert (split_mask(texts[order], labels[order], 0.2, seed) == mask[order]).all()
     assert (split_mask(texts, labels, 0.2, seed + 1) != mask).any()
-    monkeypatch.setattr(texts_module, "PART", 100)  # in parts, so that memory is bounded
+    monkeypatch.setattr(
+        token_store, "ROWS_SORTED_AT_A_TIME", 100
+    )  # in parts, so that memory is bounded
     assert (split_mask(texts, labels, 0.2, seed) == mask).all()
 
 
 def test_folding() -> None:
     """Case, width and spaces do not tell texts apart; letters do."""
-    exact, folded = zip(*map(text_numbers, ["A  b", "ａ B", "a c"]), strict=True)
+    exact, folded = zip(*map(text_hashes, ["A  b", "ａ B", "a c"]), strict=True)
     assert len(set(exact)) == 3
     assert folded[0] == folded[1] != folded[2]
 

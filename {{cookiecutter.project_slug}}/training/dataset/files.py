@@ -1,4 +1,4 @@
-"""Find, open and decode data files. An encoding is never guessed, only ever suggested."""
+"""Find, open and decode data files. An encoding is suggested, but never guessed."""
 
 import bz2
 import codecs
@@ -23,27 +23,29 @@ COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.op
 
 
 def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
-    """Files for paths and globs (`**` too), each glob sorted. Errors: FileNotFoundError where there
-    is none, UserError for a folder."""
+    """Files for paths and globs (`**` too), each glob sorted.
+
+    Errors: FileNotFoundError for a pattern without a file, UserError for a folder.
+    """
     files: list[Path] = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
             raise UserError(f"{pattern} is a folder; name its files, for example '{path}/*.csv'")
         names = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))
-        found = [Path(name) for name in names if not Path(name).is_dir()]
-        if not found:
+        matches = [Path(name) for name in names if not Path(name).is_dir()]
+        if not matches:
             hint = did_you_mean(path.name, (other.name for other in path.parent.glob("*")))
             raise FileNotFoundError(f"no file {str(pattern)!r}{hint}")
-        files += found
+        files += matches
     return files
 
 
 def format_of(path: Path) -> str:
     """The suffix that says how to read a file, without that of the compression."""
-    packed = path.suffix.lower() in COMPRESSED
-    suffix = Path(path.stem).suffix.lower() if packed else path.suffix.lower()
-    if suffix in TEXT_SUFFIXES or (suffix in ARROW_SUFFIXES and not packed):
+    compressed = path.suffix.lower() in COMPRESSED
+    suffix = Path(path.stem).suffix.lower() if compressed else path.suffix.lower()
+    if suffix in TEXT_SUFFIXES or (suffix in ARROW_SUFFIXES and not compressed):
         return suffix
     raise UserError(
         f"{path}: unknown kind of file; supported are {' '.join(TEXT_SUFFIXES)}, each also with "
@@ -58,7 +60,7 @@ def _open_bytes(path: Path) -> Any:
 @contextmanager
 def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
     r"""Lines of a text file, decompressed and decoded, without a byte order mark. A line ends at
-    "\n" alone and keeps it: U+2028 or a lone "\r" is content. Any failure is a UserError."""
+    "\n" only, and keeps it: U+2028 or a lone "\r" is content. Any failure is a UserError."""
     try:
         with _open_bytes(path) as raw:
             _check_head(raw.read(1 << 16), path, encoding)
@@ -77,7 +79,7 @@ def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
 
 
 def _codec(encoding: str) -> str:
-    """Python's name of an encoding. Errors: UserError for what no text file is written in."""
+    """Python's name of an encoding. Errors: UserError for one that text files cannot have."""
     try:
         "".encode(encoding)  # refuses what is not for text, such as base64
         return codecs.lookup(encoding).name.removesuffix("-sig")
@@ -89,19 +91,22 @@ def _codec(encoding: str) -> str:
 def _check_head(head: bytes, path: Path, encoding: str) -> None:
     """Refuse what would decode to something wrong without an error."""
     codec, text = _codec(encoding), _decode(head, "utf-8")
-    few, many = sorted((head[:64:2].count(0), head[1:64:2].count(0)))
-    likely = [codec]
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff") or (few == 0 and many * 4 >= len(head[:64]) > 4):
-        likely = [guess_encoding(head) or "utf-16-le", "utf-16", "utf-32"]
-    elif text and "\0" not in text:  # ten characters beyond ASCII are no accident
-        certain = text[0] == "\ufeff" or sum(map("\x7f".__lt__, text)) >= 10
-        likely = ["utf-8"] if certain or codec.startswith(("utf-16", "utf-32")) else likely
-    if codec not in likely:
-        raise UserError(f"{path}: this is not {encoding}: pass --encoding {likely[0]}")
+    fewer_nuls, more_nuls = sorted((head[:64:2].count(0), head[1:64:2].count(0)))
+    has_mark = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    fitting = [codec]
+    if has_mark or (fewer_nuls == 0 and more_nuls * 4 >= len(head[:64]) > 4):
+        fitting = [guess_encoding(head) or "utf-16-le", "utf-16", "utf-32"]
+    elif text and "\0" not in text:
+        non_ascii = sum(character > "\x7f" for character in text)
+        is_utf8 = text[0] == "\ufeff" or non_ascii >= 10  # so many are not there by chance
+        if is_utf8 or codec.startswith(("utf-16", "utf-32")):
+            fitting = ["utf-8"]
+    if codec not in fitting:
+        raise UserError(f"{path}: this is not {encoding}: pass --encoding {fitting[0]}")
 
 
 def _decode(data: bytes, encoding: str) -> str:
-    """The text, without a character that is cut off at the end; "" if it is not so encoded."""
+    """The text, without a character that is cut off at the end; "" if `data` is not so encoded."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(data)
     except UnicodeError:
@@ -109,33 +114,38 @@ def _decode(data: bytes, encoding: str) -> str:
 
 
 def _decode_error(path: Path, encoding: str) -> UserError:
-    """Read again for the offset in the file: the decoder's own is that in a buffer."""
+    """Read the file again for the place of the wrong byte: a decoder only knows its buffer."""
     decoder = codecs.getincrementaldecoder(encoding)()
-    done, line, foreign = 0, 1, 0
+    offset, line, non_ascii_lines = 0, 1, 0
     try:
         with _open_bytes(path) as raw:
-            for part in chain(raw, [b""]):
-                done += len(part)
-                text = decoder.decode(part, final=not part)
-                line, foreign = line + text.count("\n"), foreign + (not text.isascii())
-        raise UnicodeError("changed while it was read")
-    except UnicodeDecodeError as error:  # its buffer ends where the part ends
-        row, start = error.object, error.start
-        line += row[:start].decode(error.encoding, "ignore").count("\n")
+            for chunk in chain(raw, [b""]):
+                offset += len(chunk)
+                text = decoder.decode(chunk, final=not chunk)
+                line, non_ascii_lines = (
+                    line + text.count("\n"),
+                    non_ascii_lines + (not text.isascii()),
+                )
+        return UserError(f"{path}: changed while it was read")
+    except UnicodeDecodeError as error:  # its buffer ends where the chunk ends
+        buffer, start = error.object, error.start
+        line += buffer[:start].decode(error.encoding, "ignore").count("\n")
     except UnicodeError as error:  # of codecs for other things than text, such as punycode
         return UserError(f"{path}: {error}")
-    place = f"{path}:{line}: byte {done - len(row) + start} (0x{row[start]:02X}) is not {encoding}"
-    if foreign >= 3 and _codec(encoding) == "utf-8":
+    offset += start - len(buffer)
+    place = f"{path}:{line}: byte {offset} (0x{buffer[start]:02X}) is not {encoding}"
+    if non_ascii_lines >= 3 and _codec(encoding) == "utf-8":
         return UserError(f"{place}, but the lines before it are: is the file damaged?")
-    likely = guess_encoding(row)
+    likely = guess_encoding(buffer)
     if likely and _codec(likely) != _codec(encoding):
         return UserError(f"{place}; it looks like {likely}: pass --encoding {likely}")
     return UserError(f"{place}; pass its own with --encoding (gb18030, big5, utf-16, latin-1, ...)")
 
 
-# Encoding; the characters beyond ASCII that its texts are made of, as the range of their first byte
-# in a character set; their least share of those; the largest share of those in a text.
-LIKELY = (
+# An encoding is known by its usual characters beyond ASCII: those whose first byte, in a character
+# set, is in a range. Encoding, character set, range; the least share of the usual ones among all
+# beyond ASCII; the largest share of all beyond ASCII in a text.
+USUAL_CHARACTERS = (
     ("utf-8", "utf-8", 0xC2, 0xF4, 1, 1),
     ("cp932", "cp932", 0x82, 0x83, 0.2, 1),  # kana
     ("euc_jp", "euc_jp", 0xA4, 0xA5, 0.2, 1),
@@ -153,10 +163,14 @@ def guess_encoding(data: bytes) -> str | None:
     if b"\0" in data:  # the right byte order of utf-16 is the one that shows tabs and ASCII words
         orders = ("utf-16-le", "utf-16-be")
         return max(orders, key=lambda n: sum("\t" <= c <= "~" for c in data.decode(n, "replace")))
-    for encoding, charset, low, high, least, most in LIKELY:
+    for encoding, charset, low, high, min_usual, max_non_ascii in USUAL_CHARACTERS:
         text = _decode(data, encoding)
-        beyond = [character for character in text if character > "\x7f"]
-        usual = sum(low <= (c.encode(charset, "ignore") or b"\0")[0] <= high for c in beyond)
-        if text and usual >= least * len(beyond) and len(beyond) <= most * len(text):
+        non_ascii = [character for character in text if character > "\x7f"]
+        usual = sum(low <= (c.encode(charset, "ignore") or b"\0")[0] <= high for c in non_ascii)
+        if (
+            text
+            and usual >= min_usual * len(non_ascii)
+            and len(non_ascii) <= max_non_ascii * len(text)
+        ):
             return encoding
     return None

@@ -3,92 +3,42 @@
     report = ReadReport()
     for row in read_rows(expand_files(["train-*.csv.gz"]), ReadOptions(), report): ...
 
-Whole numbers of JSON, Parquet and Arrow become their digits; anything else there (null, true, 1.5,
+Each format yields (line or row, values in the order of ReadOptions.columns) in bounded memory, with
+a `Rejected` in place of the values where there is no row. CSV follows RFC 4180; TSV is raw, a quote
+is a character (`tsv_quoting` for the other kind). What is checked is the same for all formats:
+whole numbers of JSON, Parquet and Arrow become their digits; anything else there (null, true, 1.5,
 a list) makes a bad row, and so does an empty text or label, or a blank line before the last row.
 """
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from training.dataset.files import expand_files
-from training.dataset.formats import BLANK, Bad, raw_values
-from training.settings.errors import UserError, did_you_mean
+from training.dataset.arrow import arrow_values
+from training.dataset.files import ARROW_SUFFIXES, JSON_SUFFIXES, format_of, open_lines
+from training.dataset.rows import (
+    BLANK,
+    ReadOptions,
+    ReadReport,
+    Rejected,
+    Row,
+    joined_text,
+    label_tuple,
+)
+from training.settings.errors import UserError
 
-__all__ = ["BadRow", "ReadOptions", "ReadReport", "Row", "expand_files", "read_rows"]
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    text_columns: tuple[str, ...] = ("text",)  # several are joined by text_separator
-    text_pair_column: str | None = None  # the second text of a pair
-    label_column: str | None = "label"  # None: no labels, for prediction
-    text_separator: str = " "
-    delimiter: str | None = None  # None: comma in .csv, tab in .tsv and .tab
-    encoding: str = "utf-8"  # of text files; a byte order mark is accepted
-    tsv_quoting: bool = False  # TSV has quotes as CSV does
-    header: bool = True  # False: columns are numbered from 1, as "1", "2", ...
-    on_bad_rows: Literal["error", "skip"] = "error"
-    multi_label: bool = False  # labels are a JSON list, or split at label_separator
-    label_separator: str = ","
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns to read: texts, the pair's second text, the label."""
-        names = (*self.text_columns, self.text_pair_column, self.label_column)
-        return tuple(name for name in names if name is not None)
-
-    def places(self, path: Path, found: Sequence[str]) -> list[int]:
-        """Where the columns are among those found. Errors: UserError for one that is not there."""
-        flags = {self.label_column: "--label-column", self.text_pair_column: "--text-pair-column"}
-        for name in self.columns:
-            if (count := found.count(name)) != 1:
-                hint = "" if count else did_you_mean(name, found)
-                has = ", ".join(repr(other[:50]) for other in found[:20])
-                raise UserError(
-                    f"{path} has {f'{count} columns' if count else 'no column'} {name!r}{hint}; it "
-                    f"has {has}; set {flags.get(name, '--text-column')}; in CSV and TSV also "
-                    "--delimiter, or --no-header, with which columns are numbered from 1"
-                )
-        return [found.index(name) for name in self.columns]
-
-
-class Row(NamedTuple):
-    text: str
-    pair: str | None
-    label: str | tuple[str, ...] | None
-    file: str
-    line: int  # its first line, from 1; in Parquet and Arrow the number of the row
-
-
-class BadRow(NamedTuple):
-    file: str
-    line: int
-    reason: str
-    content: str  # shortened, and without tabs or line ends
-
-
-@dataclass
-class ReadReport:
-    """What was read, filled while reading; `rows` and `lines` when a file is done."""
-
-    rows: int = 0  # good ones
-    lines: int = 0  # physical ones, the header included; in Parquet and Arrow rows
-    bad_row_count: int = 0
-    bad_rows: list[BadRow] = field(default_factory=list)  # the first 1000
-    notes: list[str] = field(default_factory=list)  # each worth a line in the log
-    on_bad_row: Callable[[BadRow], None] | None = None  # called for every one, to write it down
-
-    def add(self, file: str, line: int, reason: str, content: str) -> None:
-        shown = "".join(c if c.isprintable() else " " for c in content[:200]).strip()
-        bad = BadRow(file, line, reason, shown)
-        self.bad_row_count += 1
-        if len(self.bad_rows) < 1000:
-            self.bad_rows.append(bad)
-        if self.on_bad_row:
-            self.on_bad_row(bad)
+FIELD_LIMIT = 1 << 26  # characters; a larger field is a stray quote, and memory is limited
+# Words of the csv module, whose errors have no codes; ours; whether the next line can be read.
+CSV_ERRORS = {
+    "new-line": ("a carriage return outside quotes", True),
+    "expected after": ("text after a closing quote; a quote inside quotes is written twice", True),
+    "field limit": ("a field has more than 67 million characters: look for a stray quote", False),
+    "": ("a quote opens in this row and is never closed", False),
+}
+Values = Iterator[tuple[int, Any]]
 
 
 def read_rows(paths: Sequence[Path], options: ReadOptions, report: ReadReport) -> Iterator[Row]:
@@ -105,8 +55,11 @@ def read_rows(paths: Sequence[Path], options: ReadOptions, report: ReadReport) -
     bad, total = report.bad_row_count, report.rows + report.bad_row_count
     if bad and (options.on_bad_rows == "error" or bad == total):
         first = [f"{file}:{line} {reason}: {row}" for file, line, reason, row in report.bad_rows]
-        way_out = "mend them" if bad == total else "mend them or pass --on-bad-rows skip"
+        way_out = "fix them" if bad == total else "fix them or pass --on-bad-rows skip"
         raise UserError("\n".join([f"{bad:,} of {total:,} rows are bad; {way_out}:", *first[:10]]))
+
+
+# -- values to rows ------------------------------------------------------------------------------
 
 
 def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator[Row]:
@@ -117,58 +70,164 @@ def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator
     file, new_row = str(path), tuple.__new__  # less than half the time of Row(...)
     pair: str | None = None
     label: str | tuple[str, ...] | None = None
-    blanks = 0
-    for line, values in raw_values(path, options, report):
+    blank_lines = 0  # before this one
+    for line, values in _raw_values(path, options, report):
+        if values is BLANK:
+            blank_lines += 1
+            continue
+        if blank_lines:
+            for blank in range(line - blank_lines, line):
+                report.add(file, blank, *BLANK)
+            blank_lines = 0
+        if type(values) is Rejected:
+            report.add(file, line, *values)
+            continue
         try:
-            if values is BLANK:  # a bad row if another row follows
-                blanks += 1
-                continue
-            if blanks:
-                for blank in range(line - blanks, line):
-                    report.add(file, blank, *BLANK.args)
-                blanks = 0
-            if type(values) is Bad:
-                raise values
             text = values[0]  # checked here too: a call for each row is slow
             if texts > 1 or type(text) is not str or not text or text.isspace():
-                text = _text(values[:texts], names, separator)
+                text = joined_text(values[:texts], names, separator)
             if has_pair:
-                pair = _text(values[texts : texts + 1], names[texts:], separator)
+                pair = joined_text(values[texts : texts + 1], names[texts:], separator)
             if multi_label:
-                label = _labels(values[-1], names[-1], options.label_separator)
+                label = label_tuple(values[-1], names[-1], options.label_separator)
             elif has_label:
                 label = values[-1]
                 if type(label) is not str or not label or label.isspace():
-                    label = _text([label], names[-1:], separator)
-        except (Bad, ValueError, RecursionError) as bad:  # the latter from a JSON list of labels
-            reason, *content = bad.args
-            report.add(file, line, reason, content[0] if content else " | ".join(map(str, values)))
+                    label = joined_text([label], names[-1:], separator)
+        except (ValueError, RecursionError) as error:  # the latter from a JSON list of labels
+            report.add(file, line, error.args[0], " | ".join(map(str, values)))
         else:
             report.rows += 1
             yield new_row(Row, (text, pair, label, file, line))
 
 
-def _text(values: Sequence[Any], names: Sequence[str], separator: str) -> str:
-    """The values joined, if any is more than spaces."""
-    parts = list(map(_string, values, names))
-    if not any(map(str.strip, parts)):
-        raise Bad("empty " + ", ".join(names[: len(parts)]))
-    return separator.join(parts)
+# -- files to values -----------------------------------------------------------------------------
 
 
-def _string(value: Any, name: str) -> str:
-    if type(value) not in (str, int):
-        kind = "null" if value is None else type(value).__name__
-        raise Bad(f"{name!r} is {kind}, not text or an integer; several labels need --multi-label")
-    return str(value)
+def _raw_values(path: Path, options: ReadOptions, report: ReadReport) -> Values:
+    """The values of a file's rows as its format has them."""
+    suffix = format_of(path)
+    if suffix in ARROW_SUFFIXES:
+        yield from arrow_values(path, options, report)
+    else:
+        read = _json_values if suffix in JSON_SUFFIXES else _table_values
+        with open_lines(path, options.encoding) as lines:
+            yield from read(path, lines, options, report)
 
 
-def _labels(value: Any, name: str, separator: str) -> tuple[str, ...]:
-    """Several labels, each once. Those split at the separator lose the spaces around them."""
-    if type(value) is str:
-        is_json = value.lstrip().startswith("[")
-        value = json.loads(value) if is_json else list(map(str.strip, value.split(separator)))
-    labels = [_string(label, name) for label in (value if type(value) is list else [value])]
-    if not all(map(str.strip, labels)):
-        raise Bad("empty label; a row without labels is written []")
-    return tuple(dict.fromkeys(labels))
+def _picker(keys: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    return itemgetter(*keys) if len(keys) > 1 else lambda row: (row[keys[0]],)
+
+
+def _split(lines: Iterator[str], delimiter: str) -> Iterator[list[str]]:
+    """Rows of a file without quotes: a line is a row, and one of no length a blank line."""
+    for line in lines:
+        line = line.removesuffix("\r\n").removesuffix("\n")
+        yield line.split(delimiter) if line else []
+
+
+def _table_values(
+    path: Path, lines: Iterator[str], options: ReadOptions, report: ReadReport
+) -> Values:
+    """Values of CSV, TSV and plain text; the delimiter of the latter is the line end."""
+    suffix, header, names = format_of(path), options.header, []
+    delimiter = (options.delimiter or ("," if suffix == ".csv" else "\t")).replace("\\t", "\t")
+    if len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise UserError(
+            f"--delimiter {delimiter!r} must be one character, and not a quote or a line end"
+        )
+    if suffix == ".txt" and not options.delimiter:
+        delimiter, header, names = "\n", False, [options.text_columns[0]]
+    csv.field_size_limit(FIELD_LIMIT)
+    quoted = suffix == ".csv" or (options.tsv_quoting and delimiter != "\n")
+    reader: Any = csv.reader(lines, delimiter=delimiter, strict=True) if quoted else None
+    rows = reader or _split(lines, delimiter)
+    width, last, pick, long_rows = -1, 0, _picker([0]), LongRows(delimiter)
+    while True:
+        try:
+            for fields in rows:
+                line = last + 1
+                last = reader.line_num if quoted else line
+                if len(fields) == width:
+                    if line < last:
+                        long_rows.add(fields, line, last)
+                    yield line, pick(fields)
+                elif fields and width < 0:  # the first row; blank lines before it do not count
+                    width = len(fields)
+                    names = names or (fields if header else [str(i + 1) for i in range(width)])
+                    pick = _picker(options.column_indices(path, names))
+                    if not header:
+                        yield line, pick(fields)
+                elif fields:
+                    yield line, Rejected(f"{len(fields)} fields, not {width}", " | ".join(fields))
+                elif width > 0:
+                    yield line, BLANK
+            break
+        except csv.Error as error:
+            line, last = last + 1, reader.line_num
+            reason, readable = next(v for words, v in CSV_ERRORS.items() if words in str(error))
+            if not readable or width < 0:
+                raise UserError(f"{path}:{line}: {reason}") from None
+            if line < last:
+                reason += f"; lines {line} to {last} are not rows"
+            yield line, Rejected(reason, "")
+    report.lines += last
+    if long_rows.count:
+        report.notes.append(f"{path}: {long_rows.note()}")
+
+
+class LongRows:
+    """Rows of several lines: a document each, or rows that a stray quote made into one."""
+
+    def __init__(self, delimiter: str) -> None:
+        self.delimiter = delimiter
+        self.count = 0
+        # Of the one to look at first: whether its lines seem to be rows, how many, the first.
+        self.first_suspect = (False, 0, 0)
+
+    def add(self, fields: list[str], line: int, last: int) -> None:
+        inside = self.delimiter.join(fields).split("\n")
+        seem_rows = all(each.count(self.delimiter) == len(fields) - 1 for each in inside)
+        self.count += 1
+        self.first_suspect = max(self.first_suspect, (seem_rows, last - line + 1, line))
+
+    def note(self) -> str:
+        seem_rows, lines, line = self.first_suspect
+        hint = ", and seem to be rows: is a quote missing?" if seem_rows else ""
+        where = f"lines {line:,} to {line + lines - 1:,} are one row{hint}"
+        return f"{self.count:,} rows have several lines; {where}"
+
+
+def _json_values(
+    path: Path, lines: Iterator[str], options: ReadOptions, report: ReadReport
+) -> Values:
+    """Values of JSON Lines."""
+    pick, number = _picker(options.columns), 0
+    scan = json.JSONDecoder(object_pairs_hook=_unique).raw_decode  # half the time of decode()
+    for number, line in enumerate(lines, 1):
+        text = line.strip(" \t\r\n")
+        try:
+            row, end = scan(text)
+            values = pick(row)
+            if end < len(text):
+                raise ValueError("Extra data")
+            if "\\ud" in text or "\\uD" in text:  # half of a surrogate pair is not a character
+                json.dumps(values, ensure_ascii=False).encode("utf-8")
+            yield number, values
+        except KeyError as error:
+            yield number, Rejected(f"no key {error}", text)
+        except TypeError:
+            yield number, Rejected("not a JSON object; a row is one object on one line", text)
+        except (ValueError, RecursionError) as error:
+            why = f"broken JSON: {getattr(error, 'msg', error)}; a row is one object on one line"
+            yield number, Rejected(why, text) if text else BLANK
+    report.lines += number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Errors: ValueError for a key that appears twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {max(keys, key=keys.count)!r} appears twice")
+    return values

@@ -1,7 +1,7 @@
 """The token store: tokenized rows in memory-mapped files, shared by all ranks and workers.
 
 A row is never a Python object: a micro-batch is cut straight from the mapped files, so memory does
-not grow with rows, ranks or loader workers. `tokenize.py` writes these files.
+not grow with rows, ranks or loader workers. `build.py` writes these files.
 """
 
 import json
@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from training.dataset.duplicates import split_mask
 from training.distributed.shared_folder import build_once
 
 # One value per row: where its tokens begin, tokens of its first segment, its length uncut, and
-# numbers of its text as written and after folding.
+# hashes of its text as written and after folding (see `text_hashes`).
 ARRAYS = {"offsets": "<i8", "first": "<i4", "full_length": "<i4", "exact": "<u8", "folded": "<u8"}
-PART = 1 << 16  # rows looked at together where all are
-# How the tensors of a batch travel from a loader's worker.
-SENT = {"input_ids": "<i4", "attention_mask": "u1", "token_type_ids": "u1", "labels": "<i4"}
+ROWS_AT_A_TIME = 1 << 16  # where all rows are looked at, so that memory does not grow with them
+ROWS_SORTED_AT_A_TIME = 1 << 20  # larger: every part of a sorted order takes a pass over all rows
 
 
 class Batch(NamedTuple):
@@ -32,35 +30,17 @@ class Batch(NamedTuple):
     plan: Any  # the MicroBatch
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on `device`."""
+        """The same batch on `device`."""
         return self._replace(
             inputs={k: v.to(device, non_blocking=True) for k, v in self.inputs.items()},
             labels=self.labels.to(device, non_blocking=True),
             weight=self.weight.to(device, non_blocking=True),
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """How a loader's worker sends it: as bytes, in one message.
-
-        Sent as it is, each tensor would cost a file descriptor passed through a socket of its own,
-        ten times what it takes to make the batch.
-        """
-        tensors = {**self.inputs, "labels": self.labels}
-        sent = [
-            (k, tuple(t.shape), t.numpy().astype(SENT[k]).tobytes()) for k, t in tensors.items()
-        ]
-        return _received, (sent, self.plan)
-
-
-def _received(sent: list[tuple[str, tuple[int, ...], bytes]], plan: Any) -> Batch:
-    tensors = {
-        name: torch.from_numpy(np.frombuffer(data, SENT[name]).reshape(shape).astype(np.int64))
-        for name, shape, data in sent
-    }
-    return Batch(tensors, tensors.pop("labels"), torch.from_numpy(plan.weight), plan)
-
 
 class BatchRequest(Protocol):
+    """What the store must know of a micro-batch: see MicroBatch of the batch plan."""
+
     @property
     def rows(self) -> np.ndarray: ...
     @property
@@ -72,7 +52,7 @@ class BatchRequest(Protocol):
 class TokenStore(Dataset[Batch]):
     """Tokenized rows. `store[micro_batch]` is that micro-batch, collated.
 
-    `token_types`: tell the model which text of a pair a token belongs to.
+    `token_types`: whether inputs say which text of a pair a token belongs to.
     `subset`: file with the row numbers that it is made of; all of the folder's rows if None.
     """
 
@@ -85,19 +65,19 @@ class TokenStore(Dataset[Batch]):
         self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.labels: list[str] = self.meta["labels"]
         self.multi_label: bool = self.meta["multi_label"]
-        self._maps = {name: self._map(name, kind) for name, kind in ARRAYS.items()}
-        self._ids = self._map("ids", self.meta["ids"])
+        self._arrays = {name: self._open_array(name, kind) for name, kind in ARRAYS.items()}
+        self._ids = self._open_array("ids", self.meta["ids"])
         kind = "<u1" if self.multi_label else "<i4"
-        self._labels = self._map("labels", kind)
+        self._labels = self._open_array("labels", kind)
         if self.multi_label:
             self._labels = self._labels.reshape(-1, len(self.labels))
 
-    def _map(self, name: str, kind: str) -> np.ndarray:
+    def _open_array(self, name: str, kind: str) -> np.ndarray:
         # A plain view of the mapped file: indexing a memmap takes several times as long.
         return np.asarray(np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A worker that is not forked opens the files itself, and is not sent their content."""
+        """A loader worker that is not forked opens the files itself: their content is not sent."""
         return TokenStore, self._arguments
 
     def __len__(self) -> int:
@@ -109,13 +89,13 @@ class TokenStore(Dataset[Batch]):
 
     def values(self, name: str, rows: Any = slice(None)) -> np.ndarray:
         """One of ARRAYS, for `rows`: (n,)."""
-        return np.asarray(self._maps[name][self.stored(rows)])
+        return np.asarray(self._arrays[name][self.stored(rows)])
 
     def lengths(self, rows: Any = slice(None)) -> np.ndarray:
         """Tokens of each row, special tokens included: (n,) int64."""
         if isinstance(rows, slice):
             rows = np.arange(len(self))[rows]
-        stored, offsets = self.stored(rows), self._maps["offsets"]
+        stored, offsets = self.stored(rows), self._arrays["offsets"]
         return np.asarray(offsets[stored + 1] - offsets[stored])
 
     def by_length(self) -> np.ndarray:
@@ -129,8 +109,8 @@ class TokenStore(Dataset[Batch]):
     def label_counts(self) -> np.ndarray:
         """Rows of each label: (labels,)."""
         counts = np.zeros(len(self.labels), np.int64)
-        for begin in range(0, len(self), PART):
-            ids = self.label_ids(slice(begin, begin + PART))
+        for begin in range(0, len(self), ROWS_AT_A_TIME):
+            ids = self.label_ids(slice(begin, begin + ROWS_AT_A_TIME))
             if self.multi_label:
                 counts += ids.sum(axis=0, dtype=np.int64)
             else:
@@ -141,21 +121,21 @@ class TokenStore(Dataset[Batch]):
         """The model's inputs for `rows`: tensors of (batch, length), padded at the end; to the
         longest row if that is more than `length`."""
         stored = self.stored(rows)
-        begins, ends = self._maps["offsets"][stored], self._maps["offsets"][stored + 1]
-        places = np.arange(max(length, (ends - begins).max()))
-        mask = places < (ends - begins)[:, None]
+        begins, ends = self._arrays["offsets"][stored], self._arrays["offsets"][stored + 1]
+        positions = np.arange(max(length, (ends - begins).max()))
+        mask = positions < (ends - begins)[:, None]
         input_ids = np.full(mask.shape, self.pad_id, np.int64)
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         input_ids[mask] = np.concatenate([self._ids[begin:end] for begin, end in spans])
         arrays = {"input_ids": input_ids, "attention_mask": mask}
         if self.token_types:
-            arrays["token_type_ids"] = mask & (places >= self._maps["first"][stored][:, None])
+            arrays["token_type_ids"] = mask & (positions >= self._arrays["first"][stored][:, None])
         return {k: torch.from_numpy(a.astype(np.int64, copy=False)) for k, a in arrays.items()}
 
-    def __getitem__(self, planned: BatchRequest) -> Batch:
-        labels = torch.from_numpy(self.label_ids(planned.rows).astype(np.int64))
-        weight = torch.from_numpy(planned.weight)
-        return Batch(self.inputs(planned.rows, planned.length), labels, weight, planned)
+    def __getitem__(self, request: BatchRequest) -> Batch:
+        labels = torch.from_numpy(self.label_ids(request.rows).astype(np.int64))
+        weight = torch.from_numpy(request.weight)
+        return Batch(self.inputs(request.rows, request.length), labels, weight, request)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
         """Two parts, the second with about `fraction` of every label's rows.
@@ -182,3 +162,53 @@ class TokenStore(Dataset[Batch]):
         if not self.multi_label:
             return self.label_ids()
         return np.unique(self.label_ids(), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Rows of the smaller part: (n,) bool. `hashes`: equal for equal texts; `labels`: label ids.
+
+    Texts stand in an order made by the seed; of every label, the first are taken until their rows
+    reach the fraction, rounded to whole rows. A text has the lowest of its rows' labels.
+    """
+    # Work on one of 2**bits parts of that order at a time.
+    bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()
+    second = np.zeros(len(hashes), np.bool_)
+    totals = np.zeros(int(labels.max()) + 1, np.int64)  # rows of each label
+    for part in range(1 << bits):
+        _, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
+        totals += np.bincount(label, counts, len(totals)).astype(np.int64)
+    wanted, before = np.round(totals * fraction), np.zeros_like(totals)
+    for part in range(1 << bits):
+        if (before >= wanted).all():
+            break
+        rows, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
+        order = np.argsort(label, kind="stable")
+        ends = np.cumsum(counts[order])
+        begins = np.r_[0, ends][np.searchsorted(label[order], np.arange(len(totals)))]
+        taken = np.zeros(len(label), np.bool_)
+        taken[order] = ends + (before - begins)[label[order]] <= wanted[label[order]]
+        second[rows] = np.repeat(taken, counts)
+        before += np.bincount(label, counts, len(totals)).astype(np.int64)
+    return second
+
+
+def _shuffled_texts(
+    hashes: np.ndarray, labels: np.ndarray, seed: int, bits: int, part: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A part of the texts in an order made by the seed: their rows, and of each text the lowest
+    label and the number of rows."""
+    part_rows, part_keys = [], []
+    for begin in range(0, len(hashes), ROWS_SORTED_AT_A_TIME):
+        keys = hashes[begin : begin + ROWS_SORTED_AT_A_TIME] ^ np.uint64(seed % 2**63)
+        keys *= np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+        keys *= np.uint64(0xBF58476D1CE4E5B9)
+        keys ^= keys >> np.uint64(32)
+        rows = np.flatnonzero(keys >> np.uint64(63 - bits) >> np.uint64(1) == part)
+        part_rows.append(begin + rows)
+        part_keys.append(keys[rows])
+    row, key = np.concatenate(part_rows), np.concatenate(part_keys)
+    order = np.lexsort((labels[row], key))
+    row, key = row[order], key[order]
+    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]][: len(key)])
+    return row, labels[row[first]], np.diff(np.r_[first, len(row)])

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from training.dataset.token_store import TokenStore
+from training.dataset.token_store import ROWS_AT_A_TIME, TokenStore
 from training.settings.config import TrainConfig
 
 log = logging.getLogger("training")
 NUM_LENGTHS = 8  # as many as torch.compile keeps versions of the same code, by default
 FINEST = 512  # lengths are told apart this finely; a finer search takes long and saves nothing
-ROWS_AT_A_TIME = 1 << 16
 
 
 def choose_kernels(config: TrainConfig) -> None:

@@ -30,6 +30,7 @@ from training.tracking.console import (
     log_to_file,
     start_console,
 )
+from training.tracking.figures import confusion_image
 from training.tracking.throughput import Profiler
 
 log = logging.getLogger("training")
@@ -163,8 +164,8 @@ class Tracker:
         assert result.truth is not None
         probabilities = result.probabilities()
         if result.truth.ndim == 1:
-            figure = _confusion_figure(result)
-            self.writer.add_figure(f"{split}/confusion", figure, step)
+            image = confusion_image(evaluation.confusion(result), result.labels)
+            self.writer.add_image(f"{split}/confusion", image, step, dataformats="HWC")
             truth = np.eye(len(result.labels), dtype=np.int64)[result.truth]
         else:
             truth = result.truth
@@ -217,25 +218,3 @@ def _forget_after(path: Path, progress: Progress) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(path)
-
-
-def _confusion_figure(result: evaluation.Evaluation) -> Any:
-    from matplotlib.figure import Figure
-
-    matrix = evaluation.confusion(result)
-    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    size = 3 + 0.45 * len(result.labels)
-    figure = Figure(figsize=(size, size), layout="constrained")
-    axes = figure.add_subplot()
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    ticks = range(len(result.labels))
-    axes.set_xticks(ticks, result.labels, rotation=90)
-    axes.set_yticks(ticks, result.labels)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
-    for i in ticks:
-        for j in ticks:
-            if matrix[i, j]:
-                color = "white" if share[i, j] > 0.5 else "black"
-                axes.text(j, i, matrix[i, j], ha="center", va="center", color=color, fontsize=8)
-    return figure

@@ -1,0 +1,135 @@
+"""What a row is: its columns, how raw values become texts and labels, and what makes a row bad."""
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from training.settings.errors import UserError, did_you_mean
+
+
+class Row(NamedTuple):
+    text: str
+    pair: str | None  # the second text of a pair
+    label: str | tuple[str, ...] | None
+    file: str
+    line: int  # its first line, from 1; in Parquet and Arrow the number of the row
+
+
+class Rejected(NamedTuple):
+    """What a format yields in place of values that cannot be used."""
+
+    reason: str
+    content: str
+
+
+BLANK = Rejected("blank line", "")  # a bad row only if another row follows
+
+
+class BadRow(NamedTuple):
+    file: str
+    line: int
+    reason: str
+    content: str  # shortened, and without tabs or line ends
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    text_columns: tuple[str, ...] = ("text",)  # several are joined by text_separator
+    text_pair_column: str | None = None
+    label_column: str | None = "label"  # None: no labels, for prediction
+    text_separator: str = " "
+    delimiter: str | None = None  # None: comma in .csv, tab in .tsv and .tab
+    encoding: str = "utf-8"  # of text files; a byte order mark is accepted
+    tsv_quoting: bool = False  # TSV has quotes as CSV does
+    header: bool = True  # False: columns are numbered from 1, as "1", "2", ...
+    on_bad_rows: Literal["error", "skip"] = "error"
+    multi_label: bool = False  # labels are a JSON list, or split at label_separator
+    label_separator: str = ","
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to read: texts, the pair's second text, the label."""
+        names = (*self.text_columns, self.text_pair_column, self.label_column)
+        return tuple(name for name in names if name is not None)
+
+    def column_indices(self, path: Path | str, names: Sequence[str]) -> list[int]:
+        """Where `columns` are among the names of a file's columns.
+
+        Errors: UserError for a column that is missing, or that is there twice.
+        """
+        flags = {self.label_column: "--label-column", self.text_pair_column: "--text-pair-column"}
+        for name in self.columns:
+            if (count := names.count(name)) != 1:
+                hint = "" if count else did_you_mean(name, names)
+                shown = ", ".join(repr(other[:50]) for other in names[:20])
+                raise UserError(
+                    f"{path} has {f'{count} columns' if count else 'no column'} {name!r}{hint}; it "
+                    f"has {shown}; set {flags.get(name, '--text-column')}; in CSV and TSV also "
+                    "--delimiter, or --no-header, with which columns are numbered from 1"
+                )
+        return [names.index(name) for name in self.columns]
+
+
+@dataclass
+class ReadReport:
+    """What was read, filled while reading; `rows` and `lines` are right when a file is done."""
+
+    rows: int = 0  # good ones
+    lines: int = 0  # physical ones, the header included; in Parquet and Arrow rows
+    bad_row_count: int = 0
+    bad_rows: list[BadRow] = field(default_factory=list)  # the first 1000
+    notes: list[str] = field(default_factory=list)  # each worth a line in the log
+    on_bad_row: Callable[[BadRow], None] | None = None  # called for every one, to write it down
+
+    def add(self, file: str, line: int, reason: str, content: str) -> None:
+        shown = "".join(c if c.isprintable() else " " for c in content[:200]).strip()
+        bad_row = BadRow(file, line, reason, shown)
+        self.bad_row_count += 1
+        if len(self.bad_rows) < 1000:
+            self.bad_rows.append(bad_row)
+        if self.on_bad_row:
+            self.on_bad_row(bad_row)
+
+
+def joined_text(values: Sequence[Any], names: Sequence[str], separator: str) -> str:
+    """The values joined. Errors: ValueError if none of them is more than spaces."""
+    texts = list(map(_string, values, names))
+    if not any(map(str.strip, texts)):
+        raise ValueError("empty " + ", ".join(names[: len(texts)]))
+    return separator.join(texts)
+
+
+def _string(value: Any, name: str) -> str:
+    if type(value) not in (str, int):
+        kind = "null" if value is None else type(value).__name__
+        raise ValueError(
+            f"{name!r} is {kind}, not text or an integer; several labels need --multi-label"
+        )
+    return str(value)
+
+
+def label_tuple(value: Any, name: str, separator: str) -> tuple[str, ...]:
+    """Several labels, each once. Those split at the separator lose the spaces around them."""
+    if type(value) is str:
+        is_json = value.lstrip().startswith("[")
+        value = json.loads(value) if is_json else list(map(str.strip, value.split(separator)))
+    labels = [_string(label, name) for label in (value if type(value) is list else [value])]
+    if not all(map(str.strip, labels)):
+        raise ValueError("empty label; a row without labels is written []")
+    return tuple(dict.fromkeys(labels))
+
+
+def text_hashes(text: str) -> tuple[int, int]:
+    """64-bit hashes by which equal texts are found: of the text as written, and after folding
+    case, width and spaces."""
+    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return _hash(text), _hash(folded)
+
+
+def _hash(text: str) -> int:
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -1,0 +1,112 @@
+"""Pictures: the confusion matrix of an evaluation, and the rows of a data report.
+
+Matplotlib is imported where a picture is drawn: most runs draw none before their first evaluation.
+"""
+
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from training.dataset.token_store import TokenStore
+
+CJK_FONTS = re.compile(".*Sans.*CJK|SimHei|.*YaHei|PingFang|Heiti|WenQuanYi|Hiragino Sans|Malgun")
+
+
+@contextmanager
+def any_text() -> Iterator[None]:
+    """Draw and save figures in here: labels are shown as they are, in any script.
+
+    A `$` does not begin a formula (a wrong one is an error), Chinese, Japanese and Korean use a
+    font that is installed, and no warning is given for characters that no font has.
+    """
+    import matplotlib
+    from matplotlib.font_manager import fontManager
+
+    fonts = sorted(filter(CJK_FONTS.match, {font.name for font in fontManager.ttflist}))
+    style: Any = {"font.family": ["DejaVu Sans", *fonts], "text.parse_math": False}
+    with matplotlib.rc_context(style), warnings.catch_warnings(action="ignore"):
+        yield
+
+
+def confusion_image(matrix: np.ndarray, labels: list[str]) -> np.ndarray:
+    """A confusion matrix, (labels, labels) rows of true label i that were given label j, as an
+    image: (height, width, 4) of 0 to 255."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    size = 3 + 0.45 * len(labels)
+    ticks = range(len(labels))
+    with any_text():
+        figure = Figure(figsize=(size, size), layout="constrained")
+        axes = figure.add_subplot()
+        axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+        axes.set_xticks(ticks, labels, rotation=90)
+        axes.set_yticks(ticks, labels)
+        axes.set(xlabel="predicted", ylabel="true")
+        for i, j in np.argwhere(matrix):
+            color = "white" if share[i, j] > 0.5 else "black"
+            axes.text(j, i, matrix[i, j], ha="center", va="center", color=color, fontsize=8)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        return np.array(canvas.buffer_rgba())
+
+
+def draw_rows(
+    splits: dict[str, "TokenStore"], sections: dict[str, list[str]], max_classes: int, path: Path
+) -> None:
+    """The classes, the lengths, and what the report says of them, in one picture.
+
+    `sections`: lines by title; those of the first two are the titles of the two diagrams.
+    """
+    from matplotlib.figure import Figure
+
+    classes, lengths, *titles = sections
+    lines = [line for title in titles for line in ("", title, *sections[title])]
+    text = "\n".join(textwrap.fill(line, 140, subsequent_indent="      ") for line in lines)
+    heights = [5, 0.18 * text.count("\n")]  # inches
+    with any_text():
+        figure = Figure(figsize=(12, sum(heights)), layout="constrained")
+        left, right, below = figure.subplot_mosaic("AB;CC", height_ratios=heights).values()
+        _draw_classes(left, splits, max_classes)
+        _draw_lengths(right, splits)
+        left.set_title(classes)
+        right.set_title(lengths)
+        below.axis("off")
+        below.text(0, 1, text, va="top", fontsize=9)
+        figure.savefig(path, dpi=110)
+
+
+def _draw_classes(axes: Any, splits: dict[str, "TokenStore"], max_classes: int) -> None:
+    """Horizontal bars: the share of the largest classes in each split."""
+    train = splits["train"]
+    order = np.argsort(train.label_counts(), kind="stable")[-max_classes:]
+    thickness = 0.8 / len(splits)
+    for i, (name, store) in enumerate(splits.items()):
+        share = 100 * store.label_counts()[order] / len(store)
+        axes.barh(np.arange(len(order)) - i * thickness, share, thickness, label=name)
+    middles = np.arange(len(order)) - 0.4 + thickness / 2
+    axes.set_yticks(middles, [train.labels[i][:30] for i in order])
+    axes.set_xlabel("% of the rows")
+    axes.legend()
+
+
+def _draw_lengths(axes: Any, splits: dict[str, "TokenStore"]) -> None:
+    """Histograms of the tokens of a row before it is cut."""
+    edges = 2 ** np.arange(2, 12.5, 0.5)
+    for name, store in splits.items():
+        tokens = np.clip(store.values("full_length"), edges[0], edges[-1])
+        share = 100 * np.histogram(tokens, edges)[0] / len(store)
+        axes.stairs(share, edges, label=f"{name}, {len(store):,} rows", lw=2)
+    full = splits["train"].values("full_length")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(edges[2::2], [f"{n:.0f}\n{(full > n).mean():.1%}" for n in edges[2::2]])
+    axes.set(xlabel="tokens; below: share of the train rows with more", ylabel="% of the rows")
+    axes.legend()
