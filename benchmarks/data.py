@@ -462,7 +462,7 @@ def imbalance(rows: str, global_batch: str, ranks: str) -> dict[str, float]:
 
 
 def loading(options: argparse.Namespace) -> list[Line]:
-    """Rows a second of the loader without workers, against a list of encoded rows and a collator."""
+    """Rows a second of a loader without workers, against a list of encoded rows and a collator."""
     import data
     import torch
     from torch.utils.data import DataLoader
