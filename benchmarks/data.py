@@ -462,7 +462,7 @@ def imbalance(rows: str, global_batch: str, ranks: str) -> dict[str, float]:
 
 
 def loading(options: argparse.Namespace) -> list[Line]:
-    """Rows a second that one worker delivers, against a list of encoded rows and a collator."""
+    """Rows a second of a loader without workers, against a list of encoded rows and a collator."""
     import data
     import torch
     from torch.utils.data import DataLoader
@@ -487,7 +487,7 @@ def loading(options: argparse.Namespace) -> list[Line]:
         store = open_split("train", config, data, tokenizer)
         loaders: dict[str, Any] = {
             "a list and DataCollatorWithPadding": DataLoader(
-                listed, 16, shuffle=True, num_workers=1, persistent_workers=True,  # type: ignore
+                listed, 16, shuffle=True,  # type: ignore
                 collate_fn=DataCollatorWithPadding(tokenizer_of(pretrained.needed())),
             )
         }  # fmt: skip
@@ -495,13 +495,13 @@ def loading(options: argparse.Namespace) -> list[Line]:
             plan = BatchPlan(store, BatchSizes(32, 16, 2), seed=0, group_by_length=grouped,
                              num_replicas=1, rank=0)  # fmt: skip
             name = "ours" if grouped else "ours, --no-group-by-length"
-            loaders[name] = project_loader(DataLoader, store, plan)
+            loaders[name] = DataLoader(store, sampler=plan, batch_size=None)  # as in train.py
         rates: dict[str, list[float]] = {name: [] for name in loaders}
         for _ in range(options.rounds):
             for name, loader in loaders.items():
                 rates[name].append(rate(loader, max(1, round(options.scale * 30_000 / len(rows)))))
         bare = rates.pop("a list and DataCollatorWithPadding")
-        out.append((f"{path.name}, {len(rows):,} rows, one worker, 16 rows a batch: a list and "
+        out.append((f"{path.name}, {len(rows):,} rows, 16 rows a batch: a list and "
                     "`DataCollatorWithPadding`", f"{statistics.median(bare):,.0f} rows/s", "",
                     None))  # fmt: skip
         for name, found in rates.items():
@@ -512,13 +512,8 @@ def loading(options: argparse.Namespace) -> list[Line]:
     return out
 
 
-def project_loader(kind: Any, store: Any, plan: Any) -> Any:
-    """The loader of train.py, with one worker."""
-    return kind(store, sampler=plan, batch_size=None, num_workers=1, persistent_workers=True)
-
-
 def rate(loader: Any, epochs: int) -> float:
-    """Rows a second, without the start of the worker."""
+    """Rows a second, without the first batch."""
     rows, began = 0, 0.0
     for _ in range(epochs):
         batches: Iterator[Any] = iter(loader)

@@ -78,8 +78,8 @@ def test_remarks(settings: Settings, tmp_path: Path) -> None:
 
 
 def test_several_labels_contradict_as_sets(settings: Settings, tmp_path: Path) -> None:
-    rows = [("cat", "a,b"), ("cat", "b,a"), ("dog", "a"), ("dog", "a,b"), ("cow", "b"),
-            ("cow", "c"), ("fox", "[]"), ("fox", "c")]  # fmt: skip
+    rows = [("cat", "a,b"), ("cat", "b,a"), ("dog", "a"), ("dog", "a,b"), ("cow " * 20, "b"),
+            ("cow " * 20, "c"), ("fox", "[]"), ("fox", "c")]  # fmt: skip
     path = write_tsv(tmp_path / "t.tsv", rows)
     config = settings(train_file=(str(path),), val_file=(), val_fraction=0.0, multi_label=True)
     tokenizer = prepare_tokenizer(config, data, build_tokenizer)
@@ -87,7 +87,7 @@ def test_several_labels_contradict_as_sets(settings: Settings, tmp_path: Path) -
     lines = report.remarks({"train": train}, tokenizer)
     assert lines[1] == "3 texts, in 6 rows, have different labels"
     assert sorted(lines[2:]) == [
-        "  cow: 1 x 'b' in train, 1 x 'c' in train",
+        f"  {'cow ' * 15}...: 1 x 'b' in train, 1 x 'c' in train",
         "  dog: 1 x 'a + b' in train, 1 x 'a' in train",
         "  fox: 1 x 'c' in train, 1 x 'no label' in train",
     ]

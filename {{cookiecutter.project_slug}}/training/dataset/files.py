@@ -98,7 +98,7 @@ def _check_head(head: bytes, path: Path, encoding: str) -> None:
         fitting = [guess_encoding(head) or "utf-16-le", "utf-16", "utf-32"]
     elif text and "\0" not in text:
         non_ascii = sum(character > "\x7f" for character in text)
-        is_utf8 = text[0] == "\ufeff" or non_ascii >= 10  # so many are not there by chance
+        is_utf8 = text[0] == "\ufeff" or non_ascii >= 10  # ten are not there by chance
         if is_utf8 or codec.startswith(("utf-16", "utf-32")):
             fitting = ["utf-8"]
     if codec not in fitting:
@@ -122,10 +122,8 @@ def _decode_error(path: Path, encoding: str) -> UserError:
             for chunk in chain(raw, [b""]):
                 offset += len(chunk)
                 text = decoder.decode(chunk, final=not chunk)
-                line, non_ascii_lines = (
-                    line + text.count("\n"),
-                    non_ascii_lines + (not text.isascii()),
-                )
+                line += text.count("\n")
+                non_ascii_lines += not text.isascii()
         return UserError(f"{path}: changed while it was read")
     except UnicodeDecodeError as error:  # its buffer ends where the chunk ends
         buffer, start = error.object, error.start
@@ -167,10 +165,7 @@ def guess_encoding(data: bytes) -> str | None:
         text = _decode(data, encoding)
         non_ascii = [character for character in text if character > "\x7f"]
         usual = sum(low <= (c.encode(charset, "ignore") or b"\0")[0] <= high for c in non_ascii)
-        if (
-            text
-            and usual >= min_usual * len(non_ascii)
-            and len(non_ascii) <= max_non_ascii * len(text)
-        ):
+        mostly_usual = usual >= min_usual * len(non_ascii)
+        if text and mostly_usual and len(non_ascii) <= max_non_ascii * len(text):
             return encoding
     return None

@@ -19,15 +19,7 @@ from typing import Any
 
 from training.dataset.arrow import arrow_values
 from training.dataset.files import ARROW_SUFFIXES, JSON_SUFFIXES, format_of, open_lines
-from training.dataset.rows import (
-    BLANK,
-    ReadOptions,
-    ReadReport,
-    Rejected,
-    Row,
-    joined_text,
-    label_tuple,
-)
+from training.dataset.rows import BLANK, ReadOptions, ReadReport, Rejected, Row, labels_of, text_of
 from training.settings.errors import UserError
 
 FIELD_LIMIT = 1 << 26  # characters; a larger field is a stray quote, and memory is limited
@@ -85,15 +77,15 @@ def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator
         try:
             text = values[0]  # checked here too: a call for each row is slow
             if texts > 1 or type(text) is not str or not text or text.isspace():
-                text = joined_text(values[:texts], names, separator)
+                text = text_of(values[:texts], names, separator)
             if has_pair:
-                pair = joined_text(values[texts : texts + 1], names[texts:], separator)
+                pair = text_of(values[texts : texts + 1], names[texts:], separator)
             if multi_label:
-                label = label_tuple(values[-1], names[-1], options.label_separator)
+                label = labels_of(values[-1], names[-1], options.label_separator)
             elif has_label:
                 label = values[-1]
                 if type(label) is not str or not label or label.isspace():
-                    label = joined_text([label], names[-1:], separator)
+                    label = text_of([label], names[-1:], separator)
         except (ValueError, RecursionError) as error:  # the latter from a JSON list of labels
             report.add(file, line, error.args[0], " | ".join(map(str, values)))
         else:

@@ -95,7 +95,7 @@ class ReadReport:
             self.on_bad_row(bad_row)
 
 
-def joined_text(values: Sequence[Any], names: Sequence[str], separator: str) -> str:
+def text_of(values: Sequence[Any], names: Sequence[str], separator: str) -> str:
     """The values joined. Errors: ValueError if none of them is more than spaces."""
     texts = list(map(_string, values, names))
     if not any(map(str.strip, texts)):
@@ -112,7 +112,7 @@ def _string(value: Any, name: str) -> str:
     return str(value)
 
 
-def label_tuple(value: Any, name: str, separator: str) -> tuple[str, ...]:
+def labels_of(value: Any, name: str, separator: str) -> tuple[str, ...]:
     """Several labels, each once. Those split at the separator lose the spaces around them."""
     if type(value) is str:
         is_json = value.lstrip().startswith("[")

@@ -1,4 +1,4 @@
-"""Folders that are costly to make: made once, by one process, and then shared."""
+"""Folders that are expensive to make: one process makes them, and all others use them."""
 
 import hashlib
 import json
@@ -20,16 +20,17 @@ log = logging.getLogger("training")
 
 
 def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
-    """`folder`, made by `build` if it is not there yet, by one process while others wait.
+    """Return `folder`; if it does not exist, one process makes it with `build` while others wait.
 
-    It is built under another name and renamed, so an interrupted build leaves nothing that could
-    be taken for a whole one. The lock is the system's: it goes with a process that is killed.
+    It is built under another name and renamed, so an interrupted build leaves nothing that looks
+    complete. The lock is the system's: it is released when the process that holds it is killed.
+    `what`: its name in the log.
     """
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + (0.0 if has_terminal() else 1.0)
-    while time.monotonic() < until:  # the rank whose progress bar can be seen begins
+    deadline = time.monotonic() + (0.0 if has_terminal() else 1.0)
+    while time.monotonic() < deadline:  # the rank whose progress bar can be seen builds first
         if folder.exists():
             return folder
         time.sleep(0.01)
@@ -63,6 +64,6 @@ def _acquired(lock: FileLock, seconds: float) -> bool:
 
 
 def content_key(*parts: Any) -> str:
-    """A short name for everything that `parts` say."""
+    """A short hash of `parts`, for the name of what is made from them."""
     text = json.dumps(parts, ensure_ascii=False, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
