@@ -1,5 +1,6 @@
 """What a run leaves to look at: metrics.jsonl, TensorBoard, the report, results.json."""
 
+import io
 import json
 import logging
 import subprocess
@@ -18,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from training.checkpoint.state import Progress
 from training.settings.config import TrainConfig
-from training.tracking.console import ConsoleHandler
+from training.tracking.console import ConsoleHandler, start_console
 from training.tracking.tracker import _forget_after
 
 Settings = Callable[..., TrainConfig]
@@ -138,6 +139,17 @@ def test_console_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
         with suppress(OSError):
             full.flush()
+
+
+def test_console_without_the_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label that the screen's encoding cannot show is shown escaped; it ends nothing."""
+    screen = io.BytesIO()
+    with io.TextIOWrapper(screen, "ascii", write_through=True) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        start_console(True)
+        logging.getLogger("training").info("label 地方 🐶")
+        logging.getLogger("training").handlers.clear()
+        assert b"label \\u5730\\u65b9 \\U0001f436" in screen.getvalue()
 
 
 def test_forgets_steps_that_come_again(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The screen: a log that goes well with a progress bar, and what it says before the first step."""
 
+import io
 import logging
 import logging.handlers
 import os
@@ -38,6 +39,8 @@ class ConsoleHandler(logging.Handler):
 
 def start_console(main_process: bool) -> None:
     """Log to the screen, and keep the lines for `log.txt` until the run has a folder."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the screen may lack characters of labels
+        sys.stdout.reconfigure(errors="backslashreplace")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.raiseExceptions = False  # a full disk is reported once, by what fails on it
