@@ -143,7 +143,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
             is_last = stopped or stopped_early or progress.step >= total_steps
             if val is None and is_last and not stopped:
                 is_best = True  # without validation the last weights are the best
-            if save_due or result is not None or (is_last and progress.step > saver.saved_step):
+            unsaved = progress.step > saver.saved_step
+            if save_due or is_best or result is not None or (is_last and unsaved):
                 saver.save(is_best, is_last)
         if is_last:
             break

@@ -11,6 +11,7 @@ import torch
 from conftest import lines_of
 from ranks import RankError, Ranks
 
+from training.checkpoint import checkpoint
 from training.settings.config import TrainConfig
 
 Settings = Callable[..., TrainConfig]
@@ -92,6 +93,16 @@ def test_no_evaluation_but_at_the_end(ranks: Ranks, settings: Settings) -> None:
     ranks.run(2, jobs.run, config)
     assert [line["step"] for line in lines_of(config)] == list(range(1, 22))
     assert [line["step"] for line in lines_of(config, "val")] == [21]
+
+
+def test_last_weights_are_best_without_validation(ranks: Ranks, settings: Settings) -> None:
+    """Also if the run was stopped at its very last step, and then only has to be finished."""
+    config = settings(val_file=(), val_fraction=0.0, max_steps=3)
+    ranks.run(1, jobs.run_stopped_at, config, 3)
+    best = Path(config.runs_dir) / "run" / "best"
+    assert not best.exists()
+    ranks.run(1, jobs.run, config)
+    assert checkpoint.step_of(best) == 3
 
 
 @pytest.mark.parametrize("model", ["a folder", "from-scratch"])
