@@ -32,7 +32,7 @@ INJECTED = """
 
 import multiprocessing as _mp, os as _os, signal as _signal, time as _time
 from pathlib import Path as _Path
-from training import watch as _watch
+from training.distributed import watchdog as _watchdog
 
 
 
@@ -43,7 +43,7 @@ def _fault():
 def _now(asked):
     what, rank, step = _fault()
     marker = _Path(_os.environ.get("MARKER", "/nowhere"))
-    due = what == asked and _os.environ.get("RANK") == rank and _watch.now.step >= int(step)
+    due = what == asked and _os.environ.get("RANK") == rank and _watchdog.position.step >= int(step)
     if not due or marker.exists():
         return False
     marker.touch()
@@ -52,7 +52,8 @@ def _now(asked):
 
 def _at(asked):
     what, rank, step = _fault()
-    return what == asked and _os.environ.get("RANK") == rank and _watch.now.step == int(step)
+    here = _os.environ.get("RANK") == rank and _watchdog.position.step == int(step)
+    return here and what == asked
 
 
 _loss_per_row, _build_model = loss_per_row, build_model
@@ -192,7 +193,8 @@ FORKED = """
 import json, os, signal, socket, sys, time
 import matplotlib.figure, sklearn.metrics, torch.utils.tensorboard
 import train
-from training import flags, process
+from training.launch import worker
+from training.settings.flags import parse_args
 
 def launch(flags_of_run, output, fault):
     os.setsid()
@@ -210,7 +212,7 @@ def launch(flags_of_run, output, fault):
             os.environ.update(RANK=rank, LOCAL_RANK=rank)
             sys.argv = ["train.py", *flags_of_run]
             try:
-                process.run(train.main, flags.parse_args(flags_of_run))
+                worker.run(train.main, parse_args(flags_of_run))
             except BaseException as error:
                 print(error, flush=True)
                 os._exit(1)
@@ -406,7 +408,8 @@ def killed_in_a_step(lab: Lab, name: str) -> int:
     run = Run(lab, name, fault="kill:1:20", umask=0)
     assert run.end(30 + PATIENCE) == 128 + signal.SIGKILL
     assert_private(run.folder)
-    assert "launch: rank 1 failed first, killed by SIGKILL (was memory short?)" in last_lines(run)
+    words = "launch: rank 1 failed first, killed by SIGKILL: probably out of memory (killed by"
+    assert words in last_lines(run)
     lost = run.step() - run.saved()[-1]
     assert lost <= 4  # saved every 3 steps, and one may have been on its way
     lab.finish(name, always=True)
@@ -549,7 +552,7 @@ def rank_frozen(lab: Lab, name: str) -> int:
     began = time.monotonic()
     assert run.end(60) == 3, run.text()
     assert time.monotonic() - began < 30
-    assert "no progress for 4 s: no answer from rank 1, last heard of in " in (last_lines(run))
+    assert "no progress for 4 s: no answer from rank 1, last seen in " in (last_lines(run))
     lost = run.step() - run.saved()[-1]
     lab.finish(name)
     return lost
@@ -558,9 +561,7 @@ def rank_frozen(lab: Lab, name: str) -> int:
 def rank_frozen_at_start(lab: Lab, name: str) -> int:
     run = Run(lab, name, "--timeout=6", "--step-timeout=1", fault="freeze at start:1:0")
     assert run.end(90) == 3, run.text()
-    words = (
-        "no progress for 6 s: no answer from rank 1, last heard of in start-up; waiting: rank 0 "
-    )
+    words = "no progress for 6 s: no answer from rank 1, last seen in start-up; waiting: rank 0 "
     assert words in last_lines(run), run.text()
     lab.finish(name)
     return 0
@@ -755,7 +756,7 @@ FAULTS: dict[tuple[str, str], Callable[[Lab, str], int]] = {
 
 
 # Done by the benchmark alone: the project's own tests (test_survival.py and others) do the same to
-# ranks in less time, or another fault of this file is did_you_mean.
+# ranks in less time, or another fault of this file is near.
 ALSO_ELSEWHERE = (
     "endless loop on a rank", "disk read-only", "umask 0",
     "run folder removed", "checkpoint truncated", "checkpoint with a bit flipped",
