@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from typing import Any
 
 from conftest import ROOT, clean_environment, template_files
 
-PATIENCE = 120.0  # seconds; a bound for what hangs, not a promise
+TIMEOUT_S = 120.0  # a bound for what hangs, not a promise
 SLOW = "slow:0:0.05"  # a fault that only takes time: seconds in each micro-batch
 STEPS = 60  # of a whole run: 10 epochs of 6
 PROJECT = "{{cookiecutter.project_slug}}/"
@@ -52,8 +53,8 @@ def _now(asked):
 
 def _at(asked):
     what, rank, step = _fault()
-    here = _os.environ.get("RANK") == rank and _watchdog.position.step == int(step)
-    return here and what == asked
+    here = what == asked and _os.environ.get("RANK") == rank
+    return here and _watchdog.position.step == int(step)
 
 
 _loss_per_row, _build_model = loss_per_row, build_model
@@ -115,22 +116,29 @@ save_tiny(sys.argv[2], [line.split("\\t")[0] for line in lines])
 
 
 class Run:
-    """One launch of a run of the lab."""
+    """One launch of a run of the lab: the real launcher and its ranks.
 
-    def __init__(self, lab: "Lab", name: str, *flags: str, fault: str = "", **options: Any) -> None:
+    They are forked from a process that has imported all that they need, unless `real`: then
+    `launch.sh` starts them, which takes some seconds longer.
+    """
+
+    def __init__(
+        self, lab: "Lab", name: str, *flags: str, fault: str = "", umask: int = 0o022,
+        real: bool = False,
+    ) -> None:  # fmt: skip
         self.lab, self.name, self.folder = lab, name, lab.runs / name
-        variables = {"FAULT": fault, "MARKER": str(lab.folder / f"done-{name}")}
-        self.started = time.monotonic()
         self.output = lab.folder / f"output-{name}-{time.monotonic_ns()}.txt"
+        self.output.touch()
+        flags = (*lab.flags, "--run-name", name, *flags)
+        variables = {"FAULT": fault, "MARKER": str(lab.folder / f"done-{name}")}
+        if not real:
+            self.process: Any = lab.forked.start(flags, variables, self.output, umask)
+            return
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
-                [str(lab.project / "launch.sh"), *lab.flags, "--run-name", name, *flags],
-                env=clean_environment(
-                    PYTHON=sys.executable, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-                    HF_HUB_OFFLINE="1", TMPDIR=str(lab.folder), **variables,
-                ),
+                [str(lab.project / "launch.sh"), *flags], env=lab.environment | variables,
                 stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                preexec_fn=lambda: _prepare(options.get("umask", 0o022)), start_new_session=True,
+                preexec_fn=lambda: _prepare(umask), start_new_session=True,
             )  # fmt: skip
 
     def text(self) -> str:
@@ -150,7 +158,7 @@ class Run:
 
     def until(self, true: Callable[[], bool]) -> None:
         """Wait until something is so. Errors: AssertionError when the run ends before."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT_S
         while not true():
             assert self.process.poll() is None, self.text()
             assert time.monotonic() < end, f"nothing came of it\n{self.text()}"
@@ -158,12 +166,12 @@ class Run:
 
     def ranks(self) -> list[int]:
         """The ranks' processes: the launcher's children."""
-        return [pid for pid in _children(self.process.pid) if "train.py" in _command(pid)]
+        return [pid for pid in children(self.process.pid) if "train.py" in command(pid)]
 
-    def end(self, patience: float = PATIENCE) -> int:
+    def end(self, timeout: float = TIMEOUT_S) -> int:
         """The exit code. Errors: AssertionError when it takes longer."""
         try:
-            return self.process.wait(patience)
+            return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"it hangs\n{self.text()}") from None
@@ -186,108 +194,134 @@ class Run:
         return sorted(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-*"))
 
 
-# A process that has imported all that a run needs, and forks a launch for each line it reads. The
-# ranks are those of the project; the launch does what torchrun does for them: their variables, and
-# an end for the others when one has failed. It saves the ten seconds that a launch imports for.
+# A process that has imported all that a run needs, and forks the launcher for each line it reads.
+# The launcher is the project's; its ranks are forked too, in the place of `subprocess.Popen`.
 FORKED = """
-import json, os, signal, socket, sys, time
+import json, logging, os, signal, subprocess, sys, time, traceback
 import matplotlib.figure, sklearn.metrics, torch.utils.tensorboard
 import train
-from training.launch import worker
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+from training.launch import agent, launcher, worker
 from training.settings.flags import parse_args
 
-def launch(flags_of_run, output, fault):
-    os.setsid()
-    out = os.open(output, os.O_WRONLY | os.O_CREAT, 0o644)
-    os.dup2(out, 1), os.dup2(out, 2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(fault, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2",
-                      TORCHELASTIC_RUN_ID="soak", LAUNCHED_AT=str(time.time()))
-    ranks = []
-    for rank in "01":
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(RANK=rank, LOCAL_RANK=rank)
-            sys.argv = ["train.py", *flags_of_run]
-            try:
-                worker.run(train.main, parse_args(flags_of_run))
-            except BaseException as error:
-                print(error, flush=True)
-                os._exit(1)
-            os._exit(0)
-        ranks.append(pid)
-    print("RANKS", *ranks, flush=True)
-    codes = {}
-    deadline = None
-    while len(codes) < 2:
-        for pid in ranks:
-            done = pid in codes or os.waitpid(pid, os.WNOHANG)
-            if done is not True and done[0]:
-                codes[pid] = os.waitstatus_to_exitcode(done[1])
-                if codes[pid] and deadline is None:
-                    deadline = time.monotonic() + 5
-                    [os.kill(other, signal.SIGTERM) for other in ranks if other not in codes]
-        if deadline and time.monotonic() > deadline:
-            [os.kill(other, signal.SIGKILL) for other in ranks if other not in codes]
-        time.sleep(0.01)
-    os._exit(0 if not any(codes.values()) else 1)
 
-print("ready", flush=True)
+def enter(stdout, stderr, environment):
+    os.setsid()
+    for stream, file in ((stdout, 1), (stderr, 2)):
+        if stream is not None:
+            os.dup2(stream if isinstance(stream, int) else stream.fileno(), file)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number in (*agent.STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def leave(function, *arguments):
+    try:
+        code = function(*arguments) or 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+class Rank:
+    def __init__(self, args, env, stdout, stderr, start_new_session):
+        self.returncode, self.pid = None, os.fork()
+        if self.pid == 0:
+            enter(stdout, stderr, env)
+            logging.disable(logging.NOTSET)
+            sys.argv = [word for word in args if word.endswith("train.py")][:1]
+            sys.argv += args[args.index(sys.argv[0]) + 1 :]
+            leave(lambda: worker.run(train.main, parse_args(sys.argv[1:])))
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout):
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("rank", timeout)
+            time.sleep(0.01)
+
+
+subprocess_handler.Popen = Rank
+sys.stdout.reconfigure(write_through=True)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
+    flags, environment, output, umask = json.loads(line)
+    if os.fork():
+        continue
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
-    if pid == 0:
-        launch(*json.loads(line))
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    if pid:  # waits for the launcher, and writes its exit code
+        print(pid)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with open(output + ".writing", "w") as file:
+            file.write(str(code))
+        os.rename(output + ".writing", output + ".code")
+        os._exit(0)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    enter(out, out, os.environ | environment)
+    os.umask(umask)
+    leave(launcher.main, [train.__file__, *flags])
 """
 
 
+class Launcher:
+    """A forked launcher, as a Popen."""
+
+    def __init__(self, pid: int, code: Path) -> None:
+        self.pid, self.code = pid, code
+
+    def poll(self) -> int | None:
+        return int(self.code.read_text()) if self.code.exists() else None
+
+    def wait(self, timeout: float = TIMEOUT_S) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("launcher", timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
 class Forked:
-    """Runs of the lab without the wait for imports, one at a time."""
+    """Starts launches without the wait for imports."""
 
     def __init__(self, lab: "Lab") -> None:
-        self.lab = lab
+        self.lock = threading.Lock()
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             encoding="utf-8", cwd=lab.folder,
-            env=clean_environment(
-                PYTHONPATH=str(lab.project), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-                HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo",
-            ),
+            env=lab.environment | {"PYTHONPATH": str(lab.project)},
         )  # fmt: skip
-        assert self._said() == "ready"
 
-    def _said(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def start(self, name: str, *flags: str, fault: str = "") -> "Run":
-        """A Run whose `end` this process reports."""
-        run = Run.__new__(Run)
-        run.lab, run.name, run.folder = self.lab, name, self.lab.runs / name
-        run.output = self.lab.folder / f"output-{name}-{time.monotonic_ns()}.txt"
-        variables = {"FAULT": fault, "MARKER": str(self.lab.folder / f"done-{name}")}
-        told = [*self.lab.flags[1:], "--run-name", name, *flags]
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([told, str(run.output), variables]) + "\n")
-        self.process.stdin.flush()
-        self.launcher = int(self._said())
-        return run
-
-    def ranks(self, run: "Run") -> list[int]:
-        """The pids, which are the first thing on the screen."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            text = run.text() if run.output.exists() else ""
-            if found := re.search(r"^RANKS (\d+) (\d+)\n", text):
-                return [int(found[1]), int(found[2])]
-            time.sleep(0.01)
-        raise AssertionError("no ranks")
-
-    def end(self) -> int:
-        return int(self._said())
+    def start(
+        self, flags: tuple[str, ...], variables: dict[str, str], output: Path, umask: int
+    ) -> Launcher:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        request = json.dumps([flags, variables, str(output), umask])
+        with self.lock:
+            self.process.stdin.write(request + "\n")
+            self.process.stdin.flush()
+            pid = int(self.process.stdout.readline())
+        return Launcher(pid, Path(f"{output}.code"))
 
     def close(self) -> None:
         self.process.kill()
@@ -311,6 +345,11 @@ class Lab:
             text = "\n".join([rows[0], *part]) + "\n"
             (folder / f"{name}.tsv").write_text(text, encoding="utf-8")
         (folder / "empty.toml").touch()
+        self.environment = clean_environment(
+            PYTHON=sys.executable, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+            HF_HUB_OFFLINE="1", TMPDIR=str(folder),
+        )  # fmt: skip
+        self.forked = Forked(self)  # imports, while the next lines work
         subprocess.run(
             [sys.executable, "-c", TINY, folder / "train.tsv", folder / "tiny"], check=True,
             env=clean_environment(PYTHONPATH=f"{self.project}:{self.project}/tests"), cwd=folder,
@@ -323,7 +362,6 @@ class Lab:
         ]  # fmt: skip
         whole = Run(self, "whole")
         assert whole.end() == 0, whole.text()
-        self.forked = Forked(self)
         self.weights = self.file_of("whole").read_bytes()
         self.losses = [line["loss"] for line in whole.lines()]
         assert len(self.losses) == STEPS
@@ -332,13 +370,13 @@ class Lab:
         return self.runs / name / "checkpoints" / f"step-{step:08d}" / "model.safetensors"
 
     def finish(self, name: str, *flags: str, always: bool = False) -> None:
-        """Go on with a run from its newest checkpoint, to the end: its weights and curves are those
-        of the whole run. Takes its time: only if `always`, or if the lab is thorough."""
+        """Resume a run from its newest checkpoint, to the end: its weights and curves are those of
+        the whole run. Only if `always`, or if the lab is thorough."""
         if not (always or self.thorough):
             return
         newest = Run.saved_in(self.runs / name)[-1:]
-        run = self.forked.start(name, *flags)
-        assert self.forked.end() == 0, run.text()
+        run = Run(self, name, *flags)
+        assert run.end() == 0, run.text()
         assert not newest or f"resuming after step {newest[0]} " in run.text()
         self.check(run)
 
@@ -370,13 +408,13 @@ def _prepare(umask: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     with suppress(FileNotFoundError, ProcessLookupError):
         return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     return []
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_text()
     return ""
@@ -389,9 +427,9 @@ def lives(pid: int) -> bool:
     return False
 
 
-def gone(pids: list[int], patience: float) -> None:
+def gone(pids: list[int], timeout: float) -> None:
     """Wait until these processes have ended. Errors: AssertionError when they live on."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while alive := [pid for pid in pids if lives(pid)]:
         assert time.monotonic() < end, f"processes {alive} live on"
         time.sleep(0.05)
@@ -405,8 +443,8 @@ def last_lines(run: Run) -> str:
 
 
 def killed_in_a_step(lab: Lab, name: str) -> int:
-    run = Run(lab, name, fault="kill:1:20", umask=0)
-    assert run.end(30 + PATIENCE) == 128 + signal.SIGKILL
+    run = Run(lab, name, fault="kill:1:20", umask=0, real=True)
+    assert run.end(30 + TIMEOUT_S) == 128 + signal.SIGKILL
     assert_private(run.folder)
     words = "launch: rank 1 failed first, killed by SIGKILL: probably out of memory (killed by"
     assert words in last_lines(run)
@@ -430,21 +468,17 @@ def launcher_killed(lab: Lab, name: str) -> int:
 
 def asked(number: signal.Signals, who: str) -> Callable[[Lab, str], int]:
     def fault(lab: Lab, name: str) -> int:
-        launched = who == "launcher"
-        run = Run(lab, name, fault=SLOW) if launched else lab.forked.start(name, fault=SLOW)
-        end = time.monotonic() + PATIENCE
-        while run.step() < 8:
-            assert time.monotonic() < end, run.text()
-            time.sleep(0.02)
-        targets = [run.process.pid] if launched else lab.forked.ranks(run)
+        run = Run(lab, name, fault=SLOW)
+        run.until(lambda: run.step() >= 8)
+        targets = {"launcher": [run.process.pid], "one rank": run.ranks()[1:]}.get(who, run.ranks())
         before = run.step()
-        for pid in targets[1:] if who == "one rank" else targets:
+        for pid in targets:
             os.kill(pid, number)
-        assert (run.end(60) if launched else lab.forked.end()) == 0, run.text()
+        assert run.end(60) == 0, run.text()
         step = run.results()["step"]
         assert run.results()["stopped"] is True
         assert run.saved()[-1] == step == run.step()
-        assert step - before <= 4  # it goes on for a step or two while the signal is on its way
+        assert step - before <= 4  # a step or two while the signal is on its way
         lab.finish(name, always=True)
         return 0
 
@@ -496,7 +530,7 @@ def asked_while_tokenising(lab: Lab, name: str) -> int:
 
 
 def asked_while_importing(lab: Lab, name: str) -> int:
-    run = Run(lab, name)
+    run = Run(lab, name, real=True)
     run.until(lambda: len(run.ranks()) == 2)
     os.kill(run.ranks()[1], signal.SIGUSR1)
     assert run.end(60) > 128, run.text()
@@ -525,7 +559,7 @@ def error_on_a_rank(lab: Lab, name: str) -> int:
 
 def memory_runs_out(lab: Lab, name: str) -> int:
     run = Run(lab, name, fault="memory:1:11")
-    assert run.end(60 + PATIENCE) == 1
+    assert run.end(60 + TIMEOUT_S) == 1
     hint = r"  hint: memory ran out with \d+ rows of \d+ tokens at a time: --batch-size \d+ needs"
     assert re.search(hint, last_lines(run)), run.text()
     assert "--gradient-checkpointing" in last_lines(run)
@@ -536,7 +570,7 @@ def memory_runs_out(lab: Lab, name: str) -> int:
 
 def loader_killed(lab: Lab, name: str) -> int:
     run = Run(lab, name, "--num-workers=1", fault="loader:1:11")
-    assert run.end(60 + PATIENCE) == 1
+    assert run.end(60 + TIMEOUT_S) == 1
     assert (
         "  hint: a loader process was killed, mostly because memory is short: --num-workers 0 "
         in (last_lines(run))
@@ -582,7 +616,7 @@ def endless_loop(lab: Lab, name: str) -> int:
 def restarts(lab: Lab, name: str) -> int:
     run = Run(lab, name, "--max-restarts=2", fault="kill:1:20")
     assert run.end() == 0, run.text()
-    assert "all start again from the last checkpoint (1 restarts left)" in run.text()
+    assert "all ranks start again from the last checkpoint (1 restarts left)" in run.text()
     resumed = re.findall(r"resuming after step (\d+) ", run.text())
     assert len(resumed) == 1
     lab.check(run)
@@ -769,27 +803,27 @@ def soak(lab: Lab, kills: int, seed: int, say: Callable[[str], None]) -> list[tu
     run that nothing happened to. Returns, for each kill, who was killed and the steps lost."""
     draw = random.Random(seed)
     killed: list[tuple[str, int]] = []
-    forked = lab.forked
     name, resumed = f"soak-{seed}", 0
     while len(killed) < kills or resumed < STEPS:
         last = len(killed) >= kills or resumed >= STEPS - 6  # let it end; then a new run begins
-        run = forked.start(name, "--save-every=2", fault="" if last else "slow:0:0.05")
-        pids = forked.ranks(run)
+        run = Run(lab, name, "--save-every=2", fault="" if last else "slow:0:0.05")
         if last:
-            assert forked.end() == 0, run.text()
+            assert run.end() == 0, run.text()
             lab.check(run)
             name, resumed = f"soak-{seed}.{len(killed)}", STEPS if len(killed) >= kills else 0
             continue
+        run.until(lambda run=run: len(run.ranks()) == 2)  # type: ignore[misc]
+        pids = run.ranks()
         if draw.random() < 0.8:  # mostly when it has come to its steps, where it saves
             while "training to step" not in run.text() and any(map(lives, pids)):
                 time.sleep(0.01)
         time.sleep(draw.uniform(0, 2.0))
         who = draw.choice(("a rank", "all ranks", "the launcher"))
         victims = {"a rank": draw.sample(pids, 1), "all ranks": pids, "the launcher": []}[who]
-        for pid in victims or [forked.launcher]:
+        for pid in victims or [run.process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        code = forked.end()
+        code = run.end()
         gone(pids, 20)
         reached = run.step()
         assert code != 0 or reached == STEPS, run.text()
