@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ROOT, clean_environment, template_files
+from forked import TIMEOUT_S, Forked, Launcher
 
-TIMEOUT_S = 120.0  # a bound for what hangs, not a promise
 SLOW = "slow:0:0.05"  # a fault that only takes time: seconds in each micro-batch
 STEPS = 60  # of a whole run: 10 epochs of 6
 PROJECT = "{{cookiecutter.project_slug}}/"
@@ -128,11 +127,11 @@ class Run:
     ) -> None:  # fmt: skip
         self.lab, self.name, self.folder = lab, name, lab.runs / name
         self.output = lab.folder / f"output-{name}-{time.monotonic_ns()}.txt"
-        self.output.touch()
         flags = (*lab.flags, "--run-name", name, *flags)
+        self.process: Launcher | subprocess.Popen[bytes]
         variables = {"FAULT": fault, "MARKER": str(lab.folder / f"done-{name}")}
         if not real:
-            self.process: Any = lab.forked.start(flags, variables, self.output, umask)
+            self.process = lab.forked.start(flags, variables, self.output, umask=umask)
             return
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
@@ -194,140 +193,6 @@ class Run:
         return sorted(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-*"))
 
 
-# A process that has imported all that a run needs, and forks the launcher for each line it reads.
-# The launcher is the project's; its ranks are forked too, in the place of `subprocess.Popen`.
-FORKED = """
-import json, logging, os, signal, subprocess, sys, time, traceback
-import matplotlib.figure, sklearn.metrics, torch.utils.tensorboard
-import train
-from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-from training.launch import agent, launcher, worker
-from training.settings.flags import parse_args
-
-
-def enter(stdout, stderr, environment):
-    os.setsid()
-    for stream, file in ((stdout, 1), (stderr, 2)):
-        if stream is not None:
-            os.dup2(stream if isinstance(stream, int) else stream.fileno(), file)
-    os.environ.clear()
-    os.environ.update(environment)
-    for number in (*agent.STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def leave(function, *arguments):
-    try:
-        code = function(*arguments) or 0
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(code)
-
-
-class Rank:
-    def __init__(self, args, env, stdout, stderr, start_new_session):
-        self.returncode, self.pid = None, os.fork()
-        if self.pid == 0:
-            enter(stdout, stderr, env)
-            logging.disable(logging.NOTSET)
-            sys.argv = [word for word in args if word.endswith("train.py")][:1]
-            sys.argv += args[args.index(sys.argv[0]) + 1 :]
-            leave(lambda: worker.run(train.main, parse_args(sys.argv[1:])))
-
-    def poll(self):
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout):
-        end = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("rank", timeout)
-            time.sleep(0.01)
-
-
-subprocess_handler.Popen = Rank
-sys.stdout.reconfigure(write_through=True)
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-for line in sys.stdin:
-    flags, environment, output, umask = json.loads(line)
-    if os.fork():
-        continue
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
-    if pid:  # waits for the launcher, and writes its exit code
-        print(pid)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with open(output + ".writing", "w") as file:
-            file.write(str(code))
-        os.rename(output + ".writing", output + ".code")
-        os._exit(0)
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    enter(out, out, os.environ | environment)
-    os.umask(umask)
-    leave(launcher.main, [train.__file__, *flags])
-"""
-
-
-class Launcher:
-    """A forked launcher, as a Popen."""
-
-    def __init__(self, pid: int, code: Path) -> None:
-        self.pid, self.code = pid, code
-
-    def poll(self) -> int | None:
-        return int(self.code.read_text()) if self.code.exists() else None
-
-    def wait(self, timeout: float = TIMEOUT_S) -> int:
-        end = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("launcher", timeout)
-            time.sleep(0.01)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-
-class Forked:
-    """Starts launches without the wait for imports."""
-
-    def __init__(self, lab: "Lab") -> None:
-        self.lock = threading.Lock()
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            encoding="utf-8", cwd=lab.folder,
-            env=lab.environment | {"PYTHONPATH": str(lab.project)},
-        )  # fmt: skip
-
-    def start(
-        self, flags: tuple[str, ...], variables: dict[str, str], output: Path, umask: int
-    ) -> Launcher:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        request = json.dumps([flags, variables, str(output), umask])
-        with self.lock:
-            self.process.stdin.write(request + "\n")
-            self.process.stdin.flush()
-            pid = int(self.process.stdout.readline())
-        return Launcher(pid, Path(f"{output}.code"))
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 class Lab:
     def __init__(self, folder: Path, thorough: bool) -> None:
         self.thorough = thorough
@@ -349,7 +214,7 @@ class Lab:
             PYTHON=sys.executable, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
             HF_HUB_OFFLINE="1", TMPDIR=str(folder),
         )  # fmt: skip
-        self.forked = Forked(self)  # imports, while the next lines work
+        self.forked = Forked(self.project, self.environment, fork_ranks=True)
         subprocess.run(
             [sys.executable, "-c", TINY, folder / "train.tsv", folder / "tiny"], check=True,
             env=clean_environment(PYTHONPATH=f"{self.project}:{self.project}/tests"), cwd=folder,
@@ -515,7 +380,8 @@ def asked_in_evaluation(lab: Lab, name: str) -> int:
 
 
 def asked_while_tokenising(lab: Lab, name: str) -> int:
-    run = Run(lab, name, f"--cache-dir={lab.folder}/cache-{name}", fault="slow rows:0:0")
+    flags = ("--max-restarts=2", f"--cache-dir={lab.folder}/cache-{name}")
+    run = Run(lab, name, *flags, fault="slow rows:0:0")
     run.until(lambda: "tokenizing train rows" in run.text())
     began = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
@@ -817,7 +683,7 @@ def soak(lab: Lab, kills: int, seed: int, say: Callable[[str], None]) -> list[tu
         if draw.random() < 0.8:  # mostly when it has come to its steps, where it saves
             while "training to step" not in run.text() and any(map(lives, pids)):
                 time.sleep(0.01)
-        time.sleep(draw.uniform(0, 2.0))
+        time.sleep(draw.uniform(0, 1.5))
         who = draw.choice(("a rank", "all ranks", "the launcher"))
         victims = {"a rank": draw.sample(pids, 1), "all ranks": pids, "the launcher": []}[who]
         for pid in victims or [run.process.pid]:

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Bake, Run, clean_environment
+from forked import TIMEOUT_S, Forked, Launcher
 
 CPUS = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-TIMEOUT_S = 120  # seconds; a bound for what hangs, not a promise
 
 STAND_IN = '''
 import json, os, signal, subprocess, sys, time
@@ -111,6 +112,14 @@ def project(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def forked(project: Path) -> Iterator[Forked]:
+    """Starts launches that need no imports."""
+    forked = Forked(project, clean_environment(), fork_ranks=False)
+    yield forked
+    forked.close()
+
+
+@pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A $PYTHON that launches nothing."""
     folder = tmp_path_factory.mktemp("recorder")
@@ -122,34 +131,35 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wrapper
 
 
-def heed_signals() -> None:
+def set_signals(ignored: Sequence[int]) -> None:
     """Tests in the background of a script are started with SIGINT ignored, by nohup SIGHUP."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
 
 class Launch:
-    """A running `launch.sh`, called from another folder; its ranks write notes to `out`.
+    """A running launch, called from another folder; its ranks write notes to `out`.
 
-    `variables`: the environment, and `script` (for `launch.sh`) and `ignore` (a signal to ignore).
+    By `script`, or by a fork of the launcher, which saves the time for its imports.
     """
 
-    def __init__(self, project: Path, folder: Path, *flags: str, **variables: str) -> None:
-        self.out = folder / "out"
+    def __init__(
+        self, script: Path | Forked, folder: Path, *flags: str, ignored: Sequence[int] = (),
+        **variables: str,
+    ) -> None:  # fmt: skip
+        self.out, self.output = folder / "out", folder / "output.txt"
         self.out.mkdir(parents=True)
-        script = variables.pop("script", str(project / "launch.sh"))
-        ignore = variables.pop("ignore", "")
-        command = f'trap \'\' {ignore}; exec "$0" "$@"' if ignore else 'exec "$0" "$@"'
-        self.process = subprocess.Popen(
-            ["bash", "-c", command, script, *flags],
-            cwd=folder,
-            env=clean_environment(OUT=str(self.out), CUDA_VISIBLE_DEVICES="", **variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            preexec_fn=heed_signals,
-        )
+        variables |= {"OUT": str(self.out), "CUDA_VISIBLE_DEVICES": ""}
+        self.process: Launcher | subprocess.Popen[bytes]
+        if isinstance(script, Forked):
+            self.process = script.start(flags, variables, self.output, folder, ignored=ignored)
+            return
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [str(script), *flags], cwd=folder, env=clean_environment(**variables),
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                preexec_fn=lambda: set_signals(ignored),
+            )  # fmt: skip
 
     def notes(self, name: str, ranks: int = 2) -> list[dict[str, Any]]:
         """Each rank's note of this name; waits until all are written."""
@@ -163,10 +173,10 @@ class Launch:
     def end(self) -> tuple[int, str]:
         """(exit code, all that was printed)"""
         try:
-            out, err = self.process.communicate(timeout=TIMEOUT_S)
+            code = self.process.wait(TIMEOUT_S)
         finally:
             self.process.kill()
-        return self.process.returncode, out + err
+        return code, self.output.read_text("utf-8")
 
 
 def wait_for_end(pids: list[int]) -> None:
@@ -408,9 +418,10 @@ def test_ranks_get_their_environment(project: Path, tmp_path: Path) -> None:
     for name in ("train.py", "torch.py", "argparse.py"):  # the caller's files
         (tmp_path / "two" / name).write_text("raise SystemExit('the wrong one')")
     link = links_to(project / "launch.sh", tmp_path)
-    two = Launch(project, tmp_path / "two", *flags, script=str(link), **stray)
-    one = Launch(project, tmp_path / "one", NPROC_PER_NODE="1", OMP_NUM_THREADS="3")
-    default = Launch(project, tmp_path / "default")
+    two = Launch(link, tmp_path / "two", *flags, **stray)
+    script = project / "launch.sh"
+    one = Launch(script, tmp_path / "one", NPROC_PER_NODE="1", OMP_NUM_THREADS="3")
+    default = Launch(script, tmp_path / "default")
     code, text = two.end()
     assert (code, text.count("\n")) == (0, 1)
     assert text.startswith("launch: PET_NNODES is ignored: launch.sh is for one machine, launch_mu")
@@ -450,21 +461,18 @@ print(default_ranks(), usable_cpus())
 
 
 @pytest.mark.slow
-def test_signals_ask_the_ranks_to_stop(project: Path, tmp_path: Path) -> None:
+def test_signals_ask_the_ranks_to_stop(project: Path, forked: Forked, tmp_path: Path) -> None:
     """SIGTERM, SIGUSR1, SIGINT and SIGHUP let the ranks save and end well; a second SIGINT ends
     them. Each rank is asked once, and its data loaders get no signal."""
-    names = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "nohup")
+    script = project / "launch.sh"  # under nohup, and with SIGINT: a signal has to get through it
     requests = {
-        name: Launch(
-            project,
-            tmp_path / name,
-            "--nproc-per-node=2",
-            ACT="stop",
-            ignore="HUP" if name == "nohup" else "",
+        name: Launch(start, tmp_path / name, "--nproc-per-node=2", ignored=ignored, ACT="stop")
+        for name, start, ignored in (
+            ("SIGTERM", forked, []), ("SIGUSR1", forked, []), ("SIGINT", script, []),
+            ("SIGHUP", forked, []), ("nohup", script, [signal.SIGHUP]),
         )
-        for name in names
-    }
-    now = Launch(project, tmp_path / "now", "--nproc-per-node=2", ACT="stop at once")
+    }  # fmt: skip
+    now = Launch(forked, tmp_path / "now", "--nproc-per-node=2", ACT="stop at once")
     for name, launched in requests.items():
         launched.notes("ready")
         number = signal.SIGHUP if name == "nohup" else signal.Signals[name]
@@ -491,19 +499,23 @@ def test_signals_ask_the_ranks_to_stop(project: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of the dead")
 def test_no_rank_outlives_the_launcher(project: Path, tmp_path: Path) -> None:
     """A launcher that was killed leaves no rank behind to hold a GPU."""
-    launched = Launch(project, tmp_path / "orphan", "--nproc-per-node=2", ACT="orphan")
+    launched = Launch(
+        project / "launch.sh", tmp_path / "orphan", "--nproc-per-node=2", ACT="orphan"
+    )
     pids = [rank["pid"] for rank in launched.notes("ready")]
     launched.process.kill()
     wait_for_end(pids)
 
 
 @pytest.mark.slow
-def test_failures_are_reported_in_a_few_lines(project: Path, tmp_path: Path) -> None:
+def test_failures_are_reported_in_a_few_lines(
+    project: Path, forked: Forked, tmp_path: Path
+) -> None:
     """The rank that failed first is reported last, with its error and where it was raised, instead
     of torchrun's report; and a mistake that a rank has reported is not reported again."""
 
     def start(act: str) -> Launch:
-        return Launch(project, tmp_path / act, "--nproc-per-node=2", ACT=act, TMPDIR=str(tmp_path))
+        return Launch(forked, tmp_path / act, "--nproc-per-node=2", ACT=act, TMPDIR=str(tmp_path))
 
     exception, killed = start("exception"), start("killed")
     mistakes = [start(f"mistake of {who}") for who in ("all, reported by 0", "only 0", "only 1")]
