@@ -379,7 +379,7 @@ def asked_in_evaluation(lab: Lab, name: str) -> int:
     return 0
 
 
-def asked_while_tokenising(lab: Lab, name: str) -> int:
+def asked_while_tokenizing(lab: Lab, name: str) -> int:
     flags = ("--max-restarts=2", f"--cache-dir={lab.folder}/cache-{name}")
     run = Run(lab, name, *flags, fault="slow rows:0:0")
     run.until(lambda: "tokenizing train rows" in run.text())
@@ -388,6 +388,7 @@ def asked_while_tokenising(lab: Lab, name: str) -> int:
     assert run.end(30) == 128 + signal.SIGTERM, run.text()
     assert time.monotonic() - began < 15  # the rest of it would have taken 40
     assert last_lines(run).endswith("launch: stopped while starting; there was nothing to save")
+    assert "start again" not in run.text()
     assert "Traceback" not in run.text()
     assert not run.folder.exists()
     assert not list((lab.folder / f"cache-{name}").glob(".building-*"))
@@ -633,7 +634,7 @@ FAULTS: dict[tuple[str, str], Callable[[Lab, str], int]] = {
     ("SIGTERM to all ranks", "in a step"): asked(SIGTERM, "all ranks"),
     ("SIGINT twice", "in a step"): asked_twice,
     ("SIGUSR1 to the launcher", "in an evaluation"): asked_in_evaluation,
-    ("SIGTERM to the launcher", "while tokenizing"): asked_while_tokenising,
+    ("SIGTERM to the launcher", "while tokenizing"): asked_while_tokenizing,
     ("SIGUSR1 to one rank", "while importing"): asked_while_importing,
     ("Python error on a rank", "in a step"): error_on_a_rank,
     ("out of memory on a rank", "in a step"): memory_runs_out,

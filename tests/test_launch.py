@@ -198,9 +198,10 @@ def _lives(pid: int) -> bool:
 
 def links_to(script: Path, folder: Path) -> Path:
     """A symbolic link to a relative link to `script`."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / "inner").symlink_to(os.path.relpath(script, folder / "bin"))
-    (folder / "train").symlink_to(folder / "bin" / "inner")
+    inner = folder / "some" / "other" / "inner"
+    inner.parent.mkdir(parents=True)
+    inner.symlink_to(os.path.relpath(script, inner.parent))
+    (folder / "train").symlink_to(inner)
     return folder / "train"
 
 
