@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ROOT, clean_environment, template_files
+from forked import TIMEOUT_S, Forked, Launcher
 
-PATIENCE = 120.0  # seconds; a bound for what hangs, not a promise
 SLOW = "slow:0:0.05"  # a fault that only takes time: seconds in each micro-batch
 STEPS = 60  # of a whole run: 10 epochs of 6
 PROJECT = "{{cookiecutter.project_slug}}/"
@@ -32,7 +32,7 @@ INJECTED = """
 
 import multiprocessing as _mp, os as _os, signal as _signal, time as _time
 from pathlib import Path as _Path
-from training import watch as _watch
+from training.distributed import watchdog as _watchdog
 
 
 
@@ -43,7 +43,7 @@ def _fault():
 def _now(asked):
     what, rank, step = _fault()
     marker = _Path(_os.environ.get("MARKER", "/nowhere"))
-    due = what == asked and _os.environ.get("RANK") == rank and _watch.now.step >= int(step)
+    due = what == asked and _os.environ.get("RANK") == rank and _watchdog.position.step >= int(step)
     if not due or marker.exists():
         return False
     marker.touch()
@@ -52,7 +52,8 @@ def _now(asked):
 
 def _at(asked):
     what, rank, step = _fault()
-    return what == asked and _os.environ.get("RANK") == rank and _watch.now.step == int(step)
+    here = what == asked and _os.environ.get("RANK") == rank
+    return here and _watchdog.position.step == int(step)
 
 
 _loss_per_row, _build_model = loss_per_row, build_model
@@ -114,22 +115,29 @@ save_tiny(sys.argv[2], [line.split("\\t")[0] for line in lines])
 
 
 class Run:
-    """One launch of a run of the lab."""
+    """One launch of a run of the lab: the real launcher and its ranks.
 
-    def __init__(self, lab: "Lab", name: str, *flags: str, fault: str = "", **options: Any) -> None:
+    They are forked from a process that has imported all that they need, unless `real`: then
+    `launch.sh` starts them, which takes some seconds longer.
+    """
+
+    def __init__(
+        self, lab: "Lab", name: str, *flags: str, fault: str = "", umask: int = 0o022,
+        real: bool = False,
+    ) -> None:  # fmt: skip
         self.lab, self.name, self.folder = lab, name, lab.runs / name
-        variables = {"FAULT": fault, "MARKER": str(lab.folder / f"done-{name}")}
-        self.started = time.monotonic()
         self.output = lab.folder / f"output-{name}-{time.monotonic_ns()}.txt"
+        flags = (*lab.flags, "--run-name", name, *flags)
+        self.process: Launcher | subprocess.Popen[bytes]
+        variables = {"FAULT": fault, "MARKER": str(lab.folder / f"done-{name}")}
+        if not real:
+            self.process = lab.forked.start(flags, variables, self.output, umask=umask)
+            return
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
-                [str(lab.project / "launch.sh"), *lab.flags, "--run-name", name, *flags],
-                env=clean_environment(
-                    PYTHON=sys.executable, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-                    HF_HUB_OFFLINE="1", TMPDIR=str(lab.folder), **variables,
-                ),
+                [str(lab.project / "launch.sh"), *flags], env=lab.environment | variables,
                 stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                preexec_fn=lambda: _prepare(options.get("umask", 0o022)), start_new_session=True,
+                preexec_fn=lambda: _prepare(umask), start_new_session=True,
             )  # fmt: skip
 
     def text(self) -> str:
@@ -149,7 +157,7 @@ class Run:
 
     def until(self, true: Callable[[], bool]) -> None:
         """Wait until something is so. Errors: AssertionError when the run ends before."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT_S
         while not true():
             assert self.process.poll() is None, self.text()
             assert time.monotonic() < end, f"nothing came of it\n{self.text()}"
@@ -157,12 +165,12 @@ class Run:
 
     def ranks(self) -> list[int]:
         """The ranks' processes: the launcher's children."""
-        return [pid for pid in _children(self.process.pid) if "train.py" in _command(pid)]
+        return [pid for pid in children(self.process.pid) if "train.py" in command(pid)]
 
-    def end(self, patience: float = PATIENCE) -> int:
+    def end(self, timeout: float = TIMEOUT_S) -> int:
         """The exit code. Errors: AssertionError when it takes longer."""
         try:
-            return self.process.wait(patience)
+            return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"it hangs\n{self.text()}") from None
@@ -185,113 +193,6 @@ class Run:
         return sorted(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-*"))
 
 
-# A process that has imported all that a run needs, and forks a launch for each line it reads. The
-# ranks are those of the project; the launch does what torchrun does for them: their variables, and
-# an end for the others when one has failed. It saves the ten seconds that a launch imports for.
-FORKED = """
-import json, os, signal, socket, sys, time
-import matplotlib.figure, sklearn.metrics, torch.utils.tensorboard
-import train
-from training import flags, process
-
-def launch(flags_of_run, output, fault):
-    os.setsid()
-    out = os.open(output, os.O_WRONLY | os.O_CREAT, 0o644)
-    os.dup2(out, 1), os.dup2(out, 2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(fault, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2",
-                      TORCHELASTIC_RUN_ID="soak", LAUNCHED_AT=str(time.time()))
-    ranks = []
-    for rank in "01":
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(RANK=rank, LOCAL_RANK=rank)
-            sys.argv = ["train.py", *flags_of_run]
-            try:
-                process.run(train.main, flags.parse_args(flags_of_run))
-            except BaseException as error:
-                print(error, flush=True)
-                os._exit(1)
-            os._exit(0)
-        ranks.append(pid)
-    print("RANKS", *ranks, flush=True)
-    codes = {}
-    deadline = None
-    while len(codes) < 2:
-        for pid in ranks:
-            done = pid in codes or os.waitpid(pid, os.WNOHANG)
-            if done is not True and done[0]:
-                codes[pid] = os.waitstatus_to_exitcode(done[1])
-                if codes[pid] and deadline is None:
-                    deadline = time.monotonic() + 5
-                    [os.kill(other, signal.SIGTERM) for other in ranks if other not in codes]
-        if deadline and time.monotonic() > deadline:
-            [os.kill(other, signal.SIGKILL) for other in ranks if other not in codes]
-        time.sleep(0.01)
-    os._exit(0 if not any(codes.values()) else 1)
-
-print("ready", flush=True)
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        launch(*json.loads(line))
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-class Forked:
-    """Runs of the lab without the wait for imports, one at a time."""
-
-    def __init__(self, lab: "Lab") -> None:
-        self.lab = lab
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            encoding="utf-8", cwd=lab.folder,
-            env=clean_environment(
-                PYTHONPATH=str(lab.project), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-                HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo",
-            ),
-        )  # fmt: skip
-        assert self._said() == "ready"
-
-    def _said(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def start(self, name: str, *flags: str, fault: str = "") -> "Run":
-        """A Run whose `end` this process reports."""
-        run = Run.__new__(Run)
-        run.lab, run.name, run.folder = self.lab, name, self.lab.runs / name
-        run.output = self.lab.folder / f"output-{name}-{time.monotonic_ns()}.txt"
-        variables = {"FAULT": fault, "MARKER": str(self.lab.folder / f"done-{name}")}
-        told = [*self.lab.flags[1:], "--run-name", name, *flags]
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([told, str(run.output), variables]) + "\n")
-        self.process.stdin.flush()
-        self.launcher = int(self._said())
-        return run
-
-    def ranks(self, run: "Run") -> list[int]:
-        """The pids, which are the first thing on the screen."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            text = run.text() if run.output.exists() else ""
-            if found := re.search(r"^RANKS (\d+) (\d+)\n", text):
-                return [int(found[1]), int(found[2])]
-            time.sleep(0.01)
-        raise AssertionError("no ranks")
-
-    def end(self) -> int:
-        return int(self._said())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 class Lab:
     def __init__(self, folder: Path, thorough: bool) -> None:
         self.thorough = thorough
@@ -309,6 +210,11 @@ class Lab:
             text = "\n".join([rows[0], *part]) + "\n"
             (folder / f"{name}.tsv").write_text(text, encoding="utf-8")
         (folder / "empty.toml").touch()
+        self.environment = clean_environment(
+            PYTHON=sys.executable, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+            HF_HUB_OFFLINE="1", TMPDIR=str(folder),
+        )  # fmt: skip
+        self.forked = Forked(self.project, self.environment, fork_ranks=True)
         subprocess.run(
             [sys.executable, "-c", TINY, folder / "train.tsv", folder / "tiny"], check=True,
             env=clean_environment(PYTHONPATH=f"{self.project}:{self.project}/tests"), cwd=folder,
@@ -321,7 +227,6 @@ class Lab:
         ]  # fmt: skip
         whole = Run(self, "whole")
         assert whole.end() == 0, whole.text()
-        self.forked = Forked(self)
         self.weights = self.file_of("whole").read_bytes()
         self.losses = [line["loss"] for line in whole.lines()]
         assert len(self.losses) == STEPS
@@ -330,13 +235,13 @@ class Lab:
         return self.runs / name / "checkpoints" / f"step-{step:08d}" / "model.safetensors"
 
     def finish(self, name: str, *flags: str, always: bool = False) -> None:
-        """Go on with a run from its newest checkpoint, to the end: its weights and curves are those
-        of the whole run. Takes its time: only if `always`, or if the lab is thorough."""
+        """Resume a run from its newest checkpoint, to the end: its weights and curves are those of
+        the whole run. Only if `always`, or if the lab is thorough."""
         if not (always or self.thorough):
             return
         newest = Run.saved_in(self.runs / name)[-1:]
-        run = self.forked.start(name, *flags)
-        assert self.forked.end() == 0, run.text()
+        run = Run(self, name, *flags)
+        assert run.end() == 0, run.text()
         assert not newest or f"resuming after step {newest[0]} " in run.text()
         self.check(run)
 
@@ -368,13 +273,13 @@ def _prepare(umask: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     with suppress(FileNotFoundError, ProcessLookupError):
         return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     return []
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_text()
     return ""
@@ -387,9 +292,9 @@ def lives(pid: int) -> bool:
     return False
 
 
-def gone(pids: list[int], patience: float) -> None:
+def gone(pids: list[int], timeout: float) -> None:
     """Wait until these processes have ended. Errors: AssertionError when they live on."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while alive := [pid for pid in pids if lives(pid)]:
         assert time.monotonic() < end, f"processes {alive} live on"
         time.sleep(0.05)
@@ -403,10 +308,11 @@ def last_lines(run: Run) -> str:
 
 
 def killed_in_a_step(lab: Lab, name: str) -> int:
-    run = Run(lab, name, fault="kill:1:20", umask=0)
-    assert run.end(30 + PATIENCE) == 128 + signal.SIGKILL
+    run = Run(lab, name, fault="kill:1:20", umask=0, real=True)
+    assert run.end(30 + TIMEOUT_S) == 128 + signal.SIGKILL
     assert_private(run.folder)
-    assert "launch: rank 1 failed first, killed by SIGKILL (was memory short?)" in last_lines(run)
+    words = "launch: rank 1 failed first, killed by SIGKILL: probably out of memory (killed by"
+    assert words in last_lines(run)
     lost = run.step() - run.saved()[-1]
     assert lost <= 4  # saved every 3 steps, and one may have been on its way
     lab.finish(name, always=True)
@@ -427,21 +333,17 @@ def launcher_killed(lab: Lab, name: str) -> int:
 
 def asked(number: signal.Signals, who: str) -> Callable[[Lab, str], int]:
     def fault(lab: Lab, name: str) -> int:
-        launched = who == "launcher"
-        run = Run(lab, name, fault=SLOW) if launched else lab.forked.start(name, fault=SLOW)
-        end = time.monotonic() + PATIENCE
-        while run.step() < 8:
-            assert time.monotonic() < end, run.text()
-            time.sleep(0.02)
-        targets = [run.process.pid] if launched else lab.forked.ranks(run)
+        run = Run(lab, name, fault=SLOW)
+        run.until(lambda: run.step() >= 8)
+        targets = {"launcher": [run.process.pid], "one rank": run.ranks()[1:]}.get(who, run.ranks())
         before = run.step()
-        for pid in targets[1:] if who == "one rank" else targets:
+        for pid in targets:
             os.kill(pid, number)
-        assert (run.end(60) if launched else lab.forked.end()) == 0, run.text()
+        assert run.end(60) == 0, run.text()
         step = run.results()["step"]
         assert run.results()["stopped"] is True
         assert run.saved()[-1] == step == run.step()
-        assert step - before <= 4  # it goes on for a step or two while the signal is on its way
+        assert step - before <= 4  # a step or two while the signal is on its way
         lab.finish(name, always=True)
         return 0
 
@@ -477,14 +379,16 @@ def asked_in_evaluation(lab: Lab, name: str) -> int:
     return 0
 
 
-def asked_while_tokenising(lab: Lab, name: str) -> int:
-    run = Run(lab, name, f"--cache-dir={lab.folder}/cache-{name}", fault="slow rows:0:0")
+def asked_while_tokenizing(lab: Lab, name: str) -> int:
+    flags = ("--max-restarts=2", f"--cache-dir={lab.folder}/cache-{name}")
+    run = Run(lab, name, *flags, fault="slow rows:0:0")
     run.until(lambda: "tokenizing train rows" in run.text())
     began = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
     assert run.end(30) == 128 + signal.SIGTERM, run.text()
     assert time.monotonic() - began < 15  # the rest of it would have taken 40
     assert last_lines(run).endswith("launch: stopped while starting; there was nothing to save")
+    assert "start again" not in run.text()
     assert "Traceback" not in run.text()
     assert not run.folder.exists()
     assert not list((lab.folder / f"cache-{name}").glob(".building-*"))
@@ -493,7 +397,7 @@ def asked_while_tokenising(lab: Lab, name: str) -> int:
 
 
 def asked_while_importing(lab: Lab, name: str) -> int:
-    run = Run(lab, name)
+    run = Run(lab, name, real=True)
     run.until(lambda: len(run.ranks()) == 2)
     os.kill(run.ranks()[1], signal.SIGUSR1)
     assert run.end(60) > 128, run.text()
@@ -522,7 +426,7 @@ def error_on_a_rank(lab: Lab, name: str) -> int:
 
 def memory_runs_out(lab: Lab, name: str) -> int:
     run = Run(lab, name, fault="memory:1:11")
-    assert run.end(60 + PATIENCE) == 1
+    assert run.end(60 + TIMEOUT_S) == 1
     hint = r"  hint: memory ran out with \d+ rows of \d+ tokens at a time: --batch-size \d+ needs"
     assert re.search(hint, last_lines(run)), run.text()
     assert "--gradient-checkpointing" in last_lines(run)
@@ -533,7 +437,7 @@ def memory_runs_out(lab: Lab, name: str) -> int:
 
 def loader_killed(lab: Lab, name: str) -> int:
     run = Run(lab, name, "--num-workers=1", fault="loader:1:11")
-    assert run.end(60 + PATIENCE) == 1
+    assert run.end(60 + TIMEOUT_S) == 1
     assert (
         "  hint: a loader process was killed, mostly because memory is short: --num-workers 0 "
         in (last_lines(run))
@@ -549,7 +453,7 @@ def rank_frozen(lab: Lab, name: str) -> int:
     began = time.monotonic()
     assert run.end(60) == 3, run.text()
     assert time.monotonic() - began < 30
-    assert "no progress for 4 s: no answer from rank 1, last heard of in " in (last_lines(run))
+    assert "no progress for 4 s: no answer from rank 1, last seen in " in (last_lines(run))
     lost = run.step() - run.saved()[-1]
     lab.finish(name)
     return lost
@@ -558,9 +462,7 @@ def rank_frozen(lab: Lab, name: str) -> int:
 def rank_frozen_at_start(lab: Lab, name: str) -> int:
     run = Run(lab, name, "--timeout=6", "--step-timeout=1", fault="freeze at start:1:0")
     assert run.end(90) == 3, run.text()
-    words = (
-        "no progress for 6 s: no answer from rank 1, last heard of in start-up; waiting: rank 0 "
-    )
+    words = "no progress for 6 s: no answer from rank 1, last seen in start-up; waiting: rank 0 "
     assert words in last_lines(run), run.text()
     lab.finish(name)
     return 0
@@ -581,7 +483,7 @@ def endless_loop(lab: Lab, name: str) -> int:
 def restarts(lab: Lab, name: str) -> int:
     run = Run(lab, name, "--max-restarts=2", fault="kill:1:20")
     assert run.end() == 0, run.text()
-    assert "all start again from the last checkpoint (1 restarts left)" in run.text()
+    assert "all ranks start again from the last checkpoint (1 restarts left)" in run.text()
     resumed = re.findall(r"resuming after step (\d+) ", run.text())
     assert len(resumed) == 1
     lab.check(run)
@@ -732,7 +634,7 @@ FAULTS: dict[tuple[str, str], Callable[[Lab, str], int]] = {
     ("SIGTERM to all ranks", "in a step"): asked(SIGTERM, "all ranks"),
     ("SIGINT twice", "in a step"): asked_twice,
     ("SIGUSR1 to the launcher", "in an evaluation"): asked_in_evaluation,
-    ("SIGTERM to the launcher", "while tokenizing"): asked_while_tokenising,
+    ("SIGTERM to the launcher", "while tokenizing"): asked_while_tokenizing,
     ("SIGUSR1 to one rank", "while importing"): asked_while_importing,
     ("Python error on a rank", "in a step"): error_on_a_rank,
     ("out of memory on a rank", "in a step"): memory_runs_out,
@@ -755,7 +657,7 @@ FAULTS: dict[tuple[str, str], Callable[[Lab, str], int]] = {
 
 
 # Done by the benchmark alone: the project's own tests (test_survival.py and others) do the same to
-# ranks in less time, or another fault of this file is did_you_mean.
+# ranks in less time, or another fault of this file is near.
 ALSO_ELSEWHERE = (
     "endless loop on a rank", "disk read-only", "umask 0",
     "run folder removed", "checkpoint truncated", "checkpoint with a bit flipped",
@@ -768,27 +670,27 @@ def soak(lab: Lab, kills: int, seed: int, say: Callable[[str], None]) -> list[tu
     run that nothing happened to. Returns, for each kill, who was killed and the steps lost."""
     draw = random.Random(seed)
     killed: list[tuple[str, int]] = []
-    forked = lab.forked
     name, resumed = f"soak-{seed}", 0
     while len(killed) < kills or resumed < STEPS:
         last = len(killed) >= kills or resumed >= STEPS - 6  # let it end; then a new run begins
-        run = forked.start(name, "--save-every=2", fault="" if last else "slow:0:0.05")
-        pids = forked.ranks(run)
+        run = Run(lab, name, "--save-every=2", fault="" if last else "slow:0:0.05")
         if last:
-            assert forked.end() == 0, run.text()
+            assert run.end() == 0, run.text()
             lab.check(run)
             name, resumed = f"soak-{seed}.{len(killed)}", STEPS if len(killed) >= kills else 0
             continue
+        run.until(lambda run=run: len(run.ranks()) == 2)  # type: ignore[misc]
+        pids = run.ranks()
         if draw.random() < 0.8:  # mostly when it has come to its steps, where it saves
             while "training to step" not in run.text() and any(map(lives, pids)):
                 time.sleep(0.01)
-        time.sleep(draw.uniform(0, 2.0))
+        time.sleep(draw.uniform(0, 1.5))
         who = draw.choice(("a rank", "all ranks", "the launcher"))
         victims = {"a rank": draw.sample(pids, 1), "all ranks": pids, "the launcher": []}[who]
-        for pid in victims or [forked.launcher]:
+        for pid in victims or [run.process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        code = forked.end()
+        code = run.end()
         gone(pids, 20)
         reached = run.step()
         assert code != 0 or reached == STEPS, run.text()

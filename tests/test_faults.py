@@ -1,7 +1,8 @@
-"""Real runs on two ranks survive what is done to them: see faults.py."""
+"""Real runs on two ranks survive faults: see faults.py."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import faults
 import pytest
@@ -20,18 +21,28 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[faults.Lab]:
 
 
 HERE = [fault for fault in faults.FAULTS if fault[0] not in faults.ALSO_ELSEWHERE]
+FROZEN = [fault for fault in HERE if fault[0] == "SIGSTOP of a rank"]
 
 
-@pytest.mark.parametrize("fault", HERE, ids=", ".join)
+def check(lab: faults.Lab, fault: tuple[str, str]) -> None:
+    lost_steps = faults.FAULTS[fault](lab, f"fault-{list(faults.FAULTS).index(fault)}")
+    assert lost_steps <= 7  # saved every 3 steps; a damaged one is a checkpoint further back
+
+
+@pytest.mark.parametrize("fault", [fault for fault in HERE if fault not in FROZEN], ids=", ".join)
 def test_fault(lab: faults.Lab, fault: tuple[str, str]) -> None:
-    """The run ends as documented; some go on, to the very weights of a run that nothing happened to
-    (`python benchmarks/faults.py` lets all of them go on)."""
-    do: Callable[[faults.Lab, str], int] = faults.FAULTS[fault]
+    """The run ends as documented; some resume, and end with the weights of an uninterrupted run
+    (`python benchmarks/faults.py` resumes all of them)."""
     try:
-        lost = do(lab, f"fault-{list(faults.FAULTS).index(fault)}")
+        check(lab, fault)
     except PermissionError as error:
-        pytest.skip(f"no disk to be mounted here: {error}")
-    assert lost <= 7  # saved every 3 steps; a damaged one is a checkpoint further back
+        pytest.skip(f"no disk can be mounted here: {error}")
+
+
+def test_frozen_ranks(lab: faults.Lab) -> None:
+    """A rank that is stopped, in a step and in start-up. Together, since both mostly wait."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda fault: check(lab, fault), FROZEN))
 
 
 def test_soak(lab: faults.Lab, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """The launch files: what they pass on, what they refuse, how they stop and how they fail.
 
-A stand-in for `train.py`, which needs no PyTorch, tells what a rank was given. The project's path
+A stand-in for `train.py`, which needs no PyTorch, notes what a rank was given. The project's path
 has spaces and letters beyond ASCII, and the scripts are called from another folder.
 """
 
@@ -14,14 +14,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Bake, Run, clean_environment
+from forked import TIMEOUT_S, Forked, Launcher
 
 CPUS = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-PATIENCE = 120  # seconds; a bound for what hangs, not a promise
 
 STAND_IN = '''
 import json, os, signal, subprocess, sys, time
@@ -31,9 +32,9 @@ RANK, OUT, ACT = os.environ["RANK"], Path(os.environ["OUT"]), os.environ.get("AC
 signals = []
 
 
-def note(name, **what):
-    """Tell the test, in one piece."""
-    (OUT / f"{RANK}.tmp").write_text(json.dumps(what), encoding="utf-8")
+def note(name, **facts):
+    """Write them to a file for the test, atomically."""
+    (OUT / f"{RANK}.tmp").write_text(json.dumps(facts), encoding="utf-8")
     (OUT / f"{RANK}.tmp").rename(OUT / f"{name}-{RANK}.json")
 
 
@@ -55,26 +56,26 @@ if ACT == "exception":
     @record
     def fail():
         if RANK == "1":
-            raise ValueError("boom on purpose")
-        mine = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
-        other = mine.parent.parent / "1" / mine.name
+            raise ValueError("\\n  boom on purpose")
+        own_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+        other = own_file.parent.parent / "1" / own_file.name
         while not other.exists() or not other.stat().st_size:
             time.sleep(0.05)
         raise RuntimeError("connection closed by peer")
 
     fail()
 if ACT.startswith("mistake of"):
-    if RANK == ACT[-1]:  # who tells it
-        print(f"train.py: rank {RANK} says what is wrong", file=sys.stderr, flush=True)
+    if RANK == ACT[-1]:  # the rank that reports it
+        print(f"train.py: rank {RANK} reports what is wrong", file=sys.stderr, flush=True)
         sys.exit(2)
-    if ACT == "mistake of all, told by 0":
+    if ACT == "mistake of all, reported by 0":
         while not (OUT / "given-0.json").exists():
             time.sleep(0.05)
         sys.exit(2)
 if ACT == "killed" and RANK == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 if ACT == "orphan":
-    from training.process import die_with_launcher
+    from training.launch.worker import die_with_launcher
 
     die_with_launcher()
     note("ready", pid=os.getpid())
@@ -82,22 +83,22 @@ while ACT and not signals:
     time.sleep(0.05)
 '''
 
-# In the place of Python: tells what `run_ranks` would get, and imports no PyTorch.
+# Instead of Python: prints what `run_ranks` would get, and imports no PyTorch.
 RECORDER = """
 import json, os, sys
-from training import launch
+from training.launch import launcher
 
 def record(ranks, torchrun, command):
     print(json.dumps({"ranks": ranks, "torchrun": torchrun, "command": command}))
     print(os.environ.get("GLOO_SOCKET_IFNAME"))
     return 0
 
-launch.run_ranks = record
-sys.exit(launch.main(sys.argv[1:]))
+launcher.run_ranks = record
+sys.exit(launcher.main(sys.argv[1:]))
 """
 PYTHON_WRAPPER = """#!/bin/sh
 [ "$1" = -c ] && exec {python} "$@"
-shift 3  # -P -m training.launch
+shift 3  # -P -m training.launch.launcher
 exec {python} -P {recorder} "$@"
 """
 
@@ -108,6 +109,14 @@ def project(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = bake(output_dir=tmp_path_factory.mktemp("launch") / "two words ä 项目")
     (folder / "train.py").write_text(STAND_IN, encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def forked(project: Path) -> Iterator[Forked]:
+    """Starts launches that need no imports."""
+    forked = Forked(project, clean_environment(), fork_ranks=False)
+    yield forked
+    forked.close()
 
 
 @pytest.fixture(scope="module")
@@ -122,34 +131,39 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wrapper
 
 
-def heed_signals() -> None:
+def set_signals(ignored: Sequence[int]) -> None:
     """Tests in the background of a script are started with SIGINT ignored, by nohup SIGHUP."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
 
 class Launch:
-    """`launch.sh` under way, called from another folder; its ranks tell of themselves in `out`."""
+    """A running launch, called from another folder; its ranks write notes to `out`.
 
-    def __init__(self, project: Path, folder: Path, *flags: str, **variables: str) -> None:
-        self.out = folder / "out"
+    By `script`, or by a fork of the launcher, which saves the time for its imports.
+    """
+
+    def __init__(
+        self, script: Path | Forked, folder: Path, *flags: str, ignored: Sequence[int] = (),
+        **variables: str,
+    ) -> None:  # fmt: skip
+        self.out, self.output = folder / "out", folder / "output.txt"
         self.out.mkdir(parents=True)
-        ignore = variables.pop("ignore", "")
-        command = f'trap \'\' {ignore}; exec "$0" "$@"' if ignore else 'exec "$0" "$@"'
-        self.process = subprocess.Popen(
-            ["bash", "-c", command, str(project / "launch.sh"), *flags],
-            cwd=folder,
-            env=clean_environment(OUT=str(self.out), CUDA_VISIBLE_DEVICES="", **variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            preexec_fn=heed_signals,
-        )
+        variables |= {"OUT": str(self.out), "CUDA_VISIBLE_DEVICES": ""}
+        self.process: Launcher | subprocess.Popen[bytes]
+        if isinstance(script, Forked):
+            self.process = script.start(flags, variables, self.output, folder, ignored=ignored)
+            return
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [str(script), *flags], cwd=folder, env=clean_environment(**variables),
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                preexec_fn=lambda: set_signals(ignored),
+            )  # fmt: skip
 
-    def told(self, name: str, ranks: int = 2) -> list[dict[str, Any]]:
-        """What each rank told under this name; waits until it has."""
-        end = time.monotonic() + PATIENCE
+    def notes(self, name: str, ranks: int = 2) -> list[dict[str, Any]]:
+        """Each rank's note of this name; waits until all are written."""
+        end = time.monotonic() + TIMEOUT_S
         files = [self.out / f"{name}-{rank}.json" for rank in range(ranks)]
         while not all(file.exists() for file in files):
             assert time.monotonic() < end, f"no {name} of all ranks"
@@ -159,17 +173,17 @@ class Launch:
     def end(self) -> tuple[int, str]:
         """(exit code, all that was printed)"""
         try:
-            out, err = self.process.communicate(timeout=PATIENCE)
+            code = self.process.wait(TIMEOUT_S)
         finally:
             self.process.kill()
-        return self.process.returncode, out + err
+        return code, self.output.read_text("utf-8")
 
 
 def wait_for_end(pids: list[int]) -> None:
-    """Wait until these processes, which are no children of ours, have ended."""
-    end = time.monotonic() + PATIENCE
+    """Wait until these processes, which are not our children, have ended."""
+    end = time.monotonic() + TIMEOUT_S
     while any(_lives(pid) for pid in pids):
-        assert time.monotonic() < end, "a rank lives on"
+        assert time.monotonic() < end, "a rank is still running"
         time.sleep(0.05)
 
 
@@ -180,6 +194,15 @@ def _lives(pid: int) -> bool:
         return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+def links_to(script: Path, folder: Path) -> Path:
+    """A symbolic link to a relative link to `script`."""
+    inner = folder / "some" / "other" / "inner"
+    inner.parent.mkdir(parents=True)
+    inner.symlink_to(os.path.relpath(script, inner.parent))
+    (folder / "train").symlink_to(inner)
+    return folder / "train"
 
 
 # -- before the ranks ----------------------------------------------------------------------------
@@ -236,7 +259,7 @@ def test_what_is_missing_is_named(project: Path, tmp_path: Path, run: Run) -> No
     )
     done = run(tmp_path, tmp_path / "own" / "launch.sh", check=False)
     assert f"{tmp_path / 'own' / '.venv' / 'bin' / 'python'} -m pip install" in done.stderr
-    # An old Python is none; and one that was named is not passed over.
+    # An old Python does not count; and where one was named, no other is taken.
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("bash", "dirname"):
@@ -292,7 +315,7 @@ FIRST = ["--nnodes=3", *PLACE, "--node-rank=0", "--rdzv-conf=timeout=600"]
              "--rdzv-conf=timeout=600"],
             "",
         ),
-        # a crash is survived; what train.py is told stays the same, but for a name to resume by
+        # restarts after a crash: the flags of train.py stay the same, with a run name
         (
             "--nnodes 3 --node-rank 0 --master-addr 127.0.0.1 --max-restarts 2 --run-name a",
             {},
@@ -309,14 +332,14 @@ def test_multinode_flags_become_torchruns(
     given = [*flags.split(), "--text-column", "two words", "--nproc-per-node", "3"]
     variables = {"PYTHON": str(recorder), **variables}
     done = run(tmp_path, project / "launch_multinode.sh", *given, **variables)
-    told, interface = done.stdout.splitlines()
-    assert json.loads(told) == {
+    recorded, interface = done.stdout.splitlines()
+    assert json.loads(recorded) == {
         "ranks": 3,
         "torchrun": torchrun,
         "command": [str(project / "train.py"), *command.split(), "--text-column", "two words"],
     }
     endpoint = torchrun[2].removeprefix("--rdzv-endpoint=")
-    assert f"node 0 meets the others at {endpoint}\n" in done.stderr
+    assert f"node 0 connects to {endpoint}\n" in done.stderr
     assert interface == ("None" if "[" in endpoint else "lo")
 
 
@@ -327,25 +350,25 @@ def test_multinode_flags_become_torchruns(
         ({"NNODES": "two"}, "--nnodes (or NNODES) must be a whole number of at least 1, not 'two'"),
         ({"NODE_RANK": ""}, "--node-rank (or NODE_RANK) must be a whole number from 0 to 1"),
         ({"NODE_RANK": "2"}, "must be a whole number from 0 to 1, not '2'"),
-        ({"MASTER_ADDR": ""}, "where does node rank 0 run? --master-addr ADDRESS or MASTER_ADDR="),
+        ({"MASTER_ADDR": ""}, "the address of node rank 0: --master-addr ADDRESS or MASTER_ADDR="),
         ({"MASTER_PORT": "x"}, "--master-port (or MASTER_PORT) must be a whole number from 1 to"),
         ({"MASTER_ADDR": "no.such.host"}, "--master-addr no.such.host cannot be resolved"),
-        ({"GLOO_SOCKET_IFNAME": "^lo"}, "GLOO_SOCKET_IFNAME=^lo is no network interface of this"),
-        ({"GLOO_SOCKET_IFNAME": "10.0.0.1"}, "10.0.0.1 is no network interface of this machine"),
-        ({"NCCL_SOCKET_IFNAME": "10.0.0.1"}, "NCCL_SOCKET_IFNAME=10.0.0.1 fits no network"),
+        ({"GLOO_SOCKET_IFNAME": "^lo"}, "GLOO_SOCKET_IFNAME=^lo is not a network interface of"),
+        ({"GLOO_SOCKET_IFNAME": "10.0.0.1"}, "10.0.0.1 is not a network interface of this machine"),
+        ({"NCCL_SOCKET_IFNAME": "10.0.0.1"}, "NCCL_SOCKET_IFNAME=10.0.0.1 matches no network"),
         ({"NODE_RANK": "1"}, "nothing answered at 127.0.0.1:9 in 1 s"),
     ],
 )
 def test_multinode_refuses(
     project: Path, tmp_path: Path, run: Run, variables: dict[str, str], expected: str
 ) -> None:
-    """What is missing or cannot work is named in one line before PyTorch is imported."""
+    """What is missing or cannot work is reported in one line before PyTorch is imported."""
     (tmp_path / "torch.py").write_text("raise SystemExit('PyTorch was imported')")
     good = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     good |= {"LAUNCH_TIMEOUT": "1", "PYTHONPATH": str(tmp_path)}
     script = project / "launch_multinode.sh"
     done = run(tmp_path, script, "--nproc-per-node=1", check=False, **good | variables)
-    lines = [line for line in done.stderr.splitlines() if " meets the others at " not in line]
+    lines = [line for line in done.stderr.splitlines() if " connects to " not in line]
     assert done.returncode == 2
     assert len(lines) == 1
     assert expected in lines[0]
@@ -354,14 +377,15 @@ def test_multinode_refuses(
 def test_a_worker_waits_for_the_main_machine(
     project: Path, tmp_path: Path, run: Run, recorder: Path
 ) -> None:
-    """The order in which machines start does not matter: a worker waits until rank 0 listens."""
+    """The order in which machines start does not matter: a worker waits until rank 0 listens.
+    The script is called through symbolic links."""
     with socket.socket() as later:
         later.bind(("127.0.0.1", 0))
         timer = threading.Timer(1, later.listen)
         timer.start()
         flags = "--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --nproc-per-node 1".split()
         port = str(later.getsockname()[1])
-        script = project / "launch_multinode.sh"
+        script = links_to(project / "launch_multinode.sh", tmp_path)
         done = run(tmp_path, script, *flags, "--master-port", port, PYTHON=str(recorder))
         assert not timer.is_alive()  # it did not go on before
     assert "--node-rank=1" in done.stdout
@@ -371,7 +395,7 @@ def test_ipv4_is_preferred(project: Path, tmp_path: Path, run: Run) -> None:
     """A name with addresses of both kinds becomes the IPv4 one, in whatever order they come."""
     code = """
 import socket
-from training.rendezvous import resolve
+from training.launch.rendezvous import resolve
 six, four = (socket.AF_INET6, ("fd00::1", 0)), (socket.AF_INET, ("10.0.0.1", 0))
 for found in ([six, four], [four, six], [six]):
     entries = [(family, socket.SOCK_STREAM, 6, "", address) for family, address in found]
@@ -387,18 +411,24 @@ for found in ([six, four], [four, six], [six]):
 
 @pytest.mark.slow
 def test_ranks_get_their_environment(project: Path, tmp_path: Path) -> None:
-    """Launches at once do not collide; ranks, threads, flags and folder are as asked for."""
+    """Launches at once do not collide; ranks, threads, flags and folder are as asked for.
+    One is called through symbolic links. torchrun's PET_NNODES is ignored, with a line about it."""
     flags = ["--nproc_per_node", "2", "--text-column", "two  words", "--val-file=Ä.tsv"]
     stray = {"PET_NNODES": "2", "MASTER_ADDR": "no.such.host", "RANK": "7", "WORLD_SIZE": "9"}
     (tmp_path / "two").mkdir()
-    for name in ("train.py", "torch.py", "argparse.py"):  # the caller's own, and none of ours
+    for name in ("train.py", "torch.py", "argparse.py"):  # the caller's files
         (tmp_path / "two" / name).write_text("raise SystemExit('the wrong one')")
-    two = Launch(project, tmp_path / "two", *flags, **stray)
-    one = Launch(project, tmp_path / "one", NPROC_PER_NODE="1", OMP_NUM_THREADS="3")
-    default = Launch(project, tmp_path / "default")
-    assert [launch.end() for launch in (two, one, default)] == [(0, "")] * 3
+    link = links_to(project / "launch.sh", tmp_path)
+    two = Launch(link, tmp_path / "two", *flags, **stray)
+    script = project / "launch.sh"
+    one = Launch(script, tmp_path / "one", NPROC_PER_NODE="1", OMP_NUM_THREADS="3")
+    default = Launch(script, tmp_path / "default")
+    code, text = two.end()
+    assert (code, text.count("\n")) == (0, 1)
+    assert text.startswith("launch: PET_NNODES is ignored: launch.sh is for one machine, launch_mu")
+    assert [launch.end() for launch in (one, default)] == [(0, "")] * 2
 
-    ranks = two.told("given")
+    ranks = two.notes("given")
     for rank, given in enumerate(ranks):
         assert given["argv"] == flags[2:]
         assert given["cwd"] == str(tmp_path / "two")
@@ -408,10 +438,10 @@ def test_ranks_get_their_environment(project: Path, tmp_path: Path) -> None:
         assert environment["MASTER_ADDR"] == "127.0.0.1"
         assert environment["OMP_NUM_THREADS"] == str(max(1, CPUS // 2))
         assert "TORCHELASTIC_RUN_ID" in environment  # it is torchrun
-    (alone,) = one.told("given", ranks=1)
-    assert (alone["env"]["WORLD_SIZE"], alone["env"]["OMP_NUM_THREADS"]) == ("1", "3")
+    (single,) = one.notes("given", ranks=1)
+    assert (single["env"]["WORLD_SIZE"], single["env"]["OMP_NUM_THREADS"]) == ("1", "3")
     expected = min(2, CPUS)
-    (first, *_) = default.told("given", ranks=expected)
+    (first, *_) = default.notes("given", ranks=expected)
     assert first["env"]["WORLD_SIZE"] == str(expected)
     assert first["env"]["MASTER_PORT"] != ranks[0]["env"]["MASTER_PORT"]
 
@@ -419,7 +449,10 @@ def test_ranks_get_their_environment(project: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no taskset")
 def test_ranks_fit_the_cores(project: Path, tmp_path: Path, run: Run) -> None:
     """Where only one core may be used, there is one CPU rank, however many the machine has."""
-    code = "from training import launch; print(launch.default_ranks(), launch.usable_cpus())"
+    code = """
+from training.launch.launcher import default_ranks, usable_cpus
+print(default_ranks(), usable_cpus())
+"""
     core = str(min(os.sched_getaffinity(0)))
     done = run(
         tmp_path, "taskset", "-c", core, sys.executable, "-P", "-c", code,
@@ -429,37 +462,34 @@ def test_ranks_fit_the_cores(project: Path, tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_signals_ask_the_ranks_to_stop(project: Path, tmp_path: Path) -> None:
+def test_signals_ask_the_ranks_to_stop(project: Path, forked: Forked, tmp_path: Path) -> None:
     """SIGTERM, SIGUSR1, SIGINT and SIGHUP let the ranks save and end well; a second SIGINT ends
-    them. Each rank is asked once, and its data loaders are left alone."""
-    names = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "nohup")
+    them. Each rank is asked once, and its data loaders get no signal."""
+    script = project / "launch.sh"  # under nohup, and with SIGINT: a signal has to get through it
     requests = {
-        name: Launch(
-            project,
-            tmp_path / name,
-            "--nproc-per-node=2",
-            ACT="stop",
-            ignore="HUP" if name == "nohup" else "",
+        name: Launch(start, tmp_path / name, "--nproc-per-node=2", ignored=ignored, ACT="stop")
+        for name, start, ignored in (
+            ("SIGTERM", forked, []), ("SIGUSR1", forked, []), ("SIGINT", script, []),
+            ("SIGHUP", forked, []), ("nohup", script, [signal.SIGHUP]),
         )
-        for name in names
-    }
-    now = Launch(project, tmp_path / "now", "--nproc-per-node=2", ACT="stop at once")
+    }  # fmt: skip
+    now = Launch(forked, tmp_path / "now", "--nproc-per-node=2", ACT="stop at once")
     for name, launched in requests.items():
-        launched.told("ready")
+        launched.notes("ready")
         number = signal.SIGHUP if name == "nohup" else signal.Signals[name]
         launched.process.send_signal(number)
-    now_ranks = now.told("ready")
+    now_ranks = now.notes("ready")
     now.process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert now.process.poll() is None
     now.process.send_signal(signal.SIGINT)
     for name, launched in requests.items():
-        if name == "nohup":  # SIGHUP was not for it
+        if name == "nohup":  # SIGHUP is ignored
             time.sleep(0.5)
             assert not list(launched.out.glob("stopped*"))
             launched.process.send_signal(signal.SIGTERM)
         assert launched.end() == (0, ""), name
-        for rank in launched.told("stopped"):
+        for rank in launched.notes("stopped"):
             assert rank == {"signals": [signal.SIGTERM], "loader_lives": True}, name
     code, text = now.end()
     assert code == 128 + signal.SIGINT
@@ -470,32 +500,36 @@ def test_signals_ask_the_ranks_to_stop(project: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of the dead")
 def test_no_rank_outlives_the_launcher(project: Path, tmp_path: Path) -> None:
     """A launcher that was killed leaves no rank behind to hold a GPU."""
-    launched = Launch(project, tmp_path / "orphan", "--nproc-per-node=2", ACT="orphan")
-    pids = [rank["pid"] for rank in launched.told("ready")]
+    launched = Launch(
+        project / "launch.sh", tmp_path / "orphan", "--nproc-per-node=2", ACT="orphan"
+    )
+    pids = [rank["pid"] for rank in launched.notes("ready")]
     launched.process.kill()
     wait_for_end(pids)
 
 
 @pytest.mark.slow
-def test_failures_are_told_in_a_few_lines(project: Path, tmp_path: Path) -> None:
-    """The first rank that failed is told last, with its error and where it arose, in place of
-    torchrun's report; and a mistake that a rank has told is not told again."""
+def test_failures_are_reported_in_a_few_lines(
+    project: Path, forked: Forked, tmp_path: Path
+) -> None:
+    """The rank that failed first is reported last, with its error and where it was raised, instead
+    of torchrun's report; and a mistake that a rank has reported is not reported again."""
 
     def start(act: str) -> Launch:
-        return Launch(project, tmp_path / act, "--nproc-per-node=2", ACT=act, TMPDIR=str(tmp_path))
+        return Launch(forked, tmp_path / act, "--nproc-per-node=2", ACT=act, TMPDIR=str(tmp_path))
 
     exception, killed = start("exception"), start("killed")
-    mistakes = [start(f"mistake of {who}") for who in ("all, told by 0", "only 0", "only 1")]
+    mistakes = [start(f"mistake of {who}") for who in ("all, reported by 0", "only 0", "only 1")]
 
     code, text = exception.end()
     last = "\n".join(text.splitlines()[-30:])
     assert code == 1, text
     assert "launch: rank 1 failed first, exit code 1: ValueError: boom on purpose\n" in last, text
-    line = 1 + STAND_IN.splitlines().index('            raise ValueError("boom on purpose")')
+    line = 1 + STAND_IN.splitlines().index('            raise ValueError("\\n  boom on purpose")')
     assert f"  at {project / 'train.py'}:{line} in fail\n" in last
-    assert "  after it ended: rank 0\n" in last
+    assert "  ended because of that: rank 0\n" in last
     assert text.count("Traceback") == 2, text  # of each rank, none of ours
-    (folder,) = re.findall(r"printed: (.*)", last)
+    (folder,) = re.findall(r"first of this machine: (.*)", last)
     (log,) = Path(folder).glob("*/*/1/stderr.log")
     assert "boom on purpose" in log.read_text()
 
@@ -503,19 +537,19 @@ def test_failures_are_told_in_a_few_lines(project: Path, tmp_path: Path) -> None
     assert code == 128 + signal.SIGKILL
     assert text.startswith("launch: rank 1 failed first, killed by SIGKILL")
 
-    for launched, teller in zip(mistakes, "001", strict=True):
-        assert launched.end() == (2, f"train.py: rank {teller} says what is wrong\n"), launched.out
-    assert len(list(tmp_path.glob("ranks-*"))) == 2  # logs are kept of what needs them
+    for launched, rank in zip(mistakes, "001", strict=True):
+        assert launched.end() == (2, f"train.py: rank {rank} reports what is wrong\n"), launched.out
+    assert len(list(tmp_path.glob("ranks-*"))) == 2  # logs are kept only of real failures
 
 
 def test_a_busy_port_is_named(project: Path, tmp_path: Path, run: Run) -> None:
-    """A port that another program listens on is told in one line, with the way out."""
+    """A port that another program listens on is named in one line, with the way out."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         flags = "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --nproc-per-node 1".split()
         script = project / "launch_multinode.sh"
         done = run(tmp_path, script, *flags, f"--master-port={port}", check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"no rendezvous at 127.0.0.1:{port}: " in done.stderr
     assert "address already in use; give another --master-port\n" in done.stderr
     assert "Traceback" not in done.stderr

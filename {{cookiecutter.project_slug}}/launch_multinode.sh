@@ -13,13 +13,19 @@
 #   --master-port     MASTER_PORT      a free port there, open to the others      [29500]
 #   --nproc-per-node  NPROC_PER_NODE   ranks on this machine                      [every GPU]
 #
-# The order of starting does not matter: each waits for the others, at most LAUNCH_TIMEOUT
-# seconds [600]. The run's folder is written by machine 0.
+# Start them in any order: each waits for the others, at most LAUNCH_TIMEOUT seconds [600].
+# Machine 0 writes the run's folder.
 #
 # It is `torchrun --nnodes N --node-rank R --master-addr A --master-port P train.py [flags]`, and
-# launch.sh with more flags: see there for signals.
+# launch.sh with more flags: it documents signals and exit codes.
 set -euo pipefail
-here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+script=${BASH_SOURCE[0]}
+while [[ -L $script ]]; do # called through a symbolic link: the project is where it leads to
+  target=$(readlink -- "$script")
+  [[ $target == /* ]] || target=$(dirname -- "$script")/$target
+  script=$target
+done
+here=$(CDPATH='' cd -- "$(dirname -- "$script")" && pwd)
 
 exec bash "$here/launch.sh" --nnodes="${NNODES:-}" --node-rank="${NODE_RANK:-}" \
   --master-addr="${MASTER_ADDR:-}" --master-port="${MASTER_PORT:-29500}" "$@"

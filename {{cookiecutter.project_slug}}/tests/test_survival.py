@@ -284,10 +284,10 @@ def test_pickle_bomb_in_a_run(ranks: Ranks, settings: Settings, tmp_path: Path) 
     assert not trap.exists()
 
 
-# -- words ---------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------
 
 
-def test_hints() -> None:
+def test_advice() -> None:
     """Failures with a usual cause say what to do."""
     watchdog.report("training", 7, (16, 128))
     try:
@@ -312,24 +312,24 @@ def test_hints() -> None:
 
 
 def test_who_is_missing() -> None:
-    """The words for ranks that are silent, and for ranks that stand still in two places."""
-    dog = watchdog.Watchdog.__new__(watchdog.Watchdog)
-    dog.limits, dog.world_size = (100.0, 10.0), 4
+    """The message about ranks that are silent, and about ranks that wait in two places."""
+    thread = watchdog.Watchdog.__new__(watchdog.Watchdog)
+    thread.start_timeout, thread.step_timeout, thread.world_size = 100.0, 10.0, 4
     watchdog.report("training", 7)
     try:
         before = {r: [5, "training, step 7", "train.py:1 in main"] for r in range(4)}
-        after = {r: [6 + (r == 3), *told[1:]] for r, told in before.items()}
-        moved = dog._missing(before, after)
+        after = {r: [6 + (r == 3), *state[1:]] for r, state in before.items()}
+        moved = thread._describe_wait(before, after)
         assert moved == ("no progress for 10 s: ranks 0, 1, 2, 3 in training, step 7, at "
                          "train.py:1 in main")  # fmt: skip
         after[2] = before[2]
         assert (
-            "no answer from rank 2, last heard of in training, step 7; waiting: ranks"
-            in dog._missing(before, after)
+            "no answer from rank 2, last seen in training, step 7; waiting: ranks"
+            in thread._describe_wait(before, after)
         )
         after[2] = [6, "training, step 7", "model.py:9 in forward"]
         assert "10 s: rank 2 in training, step 7, at model.py:9 in forward; ranks 0, 1, 3 in" in (
-            dog._missing(before, after)
+            thread._describe_wait(before, after)
         )
     finally:
         watchdog.report(watchdog.START)

@@ -1,8 +1,8 @@
-"""Where every rank is, and which one the others wait for when nothing moves any more.
+"""Where every rank is, and which one the others wait for when there is no progress.
 
-A rank says where it is with `at`. A thread publishes that in the ranks' store now and then; when
-the rank itself has not moved for too long, the thread reads what the others have published, says
-who is missing, and ends the process. A collective alone could only say that somebody did not come.
+A rank records where it is with `report`. A thread publishes that in the ranks' store; when its rank
+has made no progress for too long, the thread reads what the others have published, reports which
+rank is missing, and ends the process. A collective that times out does not know who is missing.
 """
 
 import faulthandler
@@ -28,37 +28,38 @@ COLLECTIVE_MARGIN_S = 60.0  # seconds that a collective waits longer than the wa
 
 
 class Position(NamedTuple):
-    """Where a rank is, for the words of an error."""
+    """Where a rank is, for error messages."""
 
     phase: str = START
     step: int = 0  # of the optimizer, or the batch of an evaluation
-    shape: tuple[int, ...] = ()  # (batch, length) of the tokens in work
+    shape: tuple[int, ...] = ()  # (batch, length) of the current tokens
 
     def __str__(self) -> str:
         return self.phase + (f", step {self.step}" if self.step else "")
 
 
 position = Position()
-errors_folder: Path | None = None  # folder for tracebacks, once the run has one
-_since = time.monotonic()
+errors_folder: Path | None = None  # for tracebacks; None until the run has a folder
+_last_progress = time.monotonic()
 
 
 def report(phase: str, step: int = 0, shape: tuple[int, ...] = ()) -> None:
-    """Say where this rank is. Every call counts as progress."""
-    global position, _since
-    position, _since = Position(phase, step, shape), time.monotonic()
+    """Record where this rank is. Every call counts as progress."""
+    global position, _last_progress
+    position, _last_progress = Position(phase, step, shape), time.monotonic()
 
 
 def heartbeat() -> None:
-    """Say that this rank is still where it was, and at work."""
-    global _since
-    _since = time.monotonic()
+    """Progress without a change of position, as in a long loop over files."""
+    global _last_progress
+    _last_progress = time.monotonic()
 
 
 class Watchdog(threading.Thread):
-    """Ends this rank, with a line that names the missing ones, when it has waited too long.
+    """Ends this rank when it has waited too long, with a line that names the missing ranks.
 
-    `start_timeout`, `step_timeout`: seconds without progress, until training begins and after.
+    `start_timeout`, `step_timeout`: seconds without progress, until training begins and after;
+    0 is no limit.
     """
 
     def __init__(self, store: dist.Store, start_timeout: float, step_timeout: float) -> None:
@@ -67,72 +68,77 @@ class Watchdog(threading.Thread):
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=30))  # where the main machine is gone
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.limits = start_timeout, step_timeout
-        self.interval = min([2.0, *(limit / 4 for limit in self.limits if limit)])
-        self.main = threading.main_thread().ident
-        self.over = threading.Event()
-        self.count = 0
+        self.start_timeout, self.step_timeout = start_timeout, step_timeout
+        timeouts = [timeout for timeout in (start_timeout, step_timeout) if timeout]
+        self.interval = min([2.0, *(timeout / 4 for timeout in timeouts)])  # seconds
+        self.main_thread = threading.main_thread().ident
+        self.stopped = threading.Event()
+        self.count = 0  # of what was published: it grows as long as the process runs
         heartbeat()
 
     def run(self) -> None:
-        while not self.over.wait(self.interval):
+        while not self.stopped.wait(self.interval):
             try:
                 self._publish()
-                if not self._late():
+                if not self._is_late():
                     continue
-                before = self._published()
-                if self.over.wait(2.5 * self.interval) or not self._late():
+                before = self._read_all()
+                if self.stopped.wait(2.5 * self.interval) or not self._is_late():
                     continue
                 self._publish()
-                text = self._missing(before, self._published())
+                text = self._describe_wait(before, self._read_all())
             except (dist.DistError, RuntimeError) as error:  # the store's machine is gone
-                if not self._late():
+                if not self._is_late():
                     continue
                 text = f"the main process's machine does not answer ({str(error).splitlines()[0]})"
-            self._give_up(text)
+            self._end_process(text)
 
     def stop(self) -> None:
-        self.over.set()
+        self.stopped.set()
         if self.is_alive():
             self.join()
 
-    def _late(self) -> bool:
-        limit = self.limits[position.phase != START]
-        return 0 < limit < time.monotonic() - _since
+    def _timeout(self) -> float:
+        return self.start_timeout if position.phase == START else self.step_timeout
+
+    def _is_late(self) -> bool:
+        return 0 < self._timeout() < time.monotonic() - _last_progress
 
     def _publish(self) -> None:
         self.count += 1
-        told = [self.count, str(position), _where(self.main)]
-        self.store.set(f"watch/{self.rank}", json.dumps(told))
+        state = [self.count, str(position), _current_line(self.main_thread)]
+        self.store.set(f"watch/{self.rank}", json.dumps(state))
 
-    def _published(self) -> dict[int, list[Any]]:
-        keys = {rank: f"watch/{rank}" for rank in range(self.world_size)}
-        return {
-            r: json.loads(self.store.get(key)) for r, key in keys.items() if self.store.check([key])
-        }
-
-    def _missing(self, before: dict[int, list[Any]], after: dict[int, list[Any]]) -> str:
-        """Who does not answer; else where everybody is."""
-        waited = f"no progress for {self.limits[position.phase != START]:.0f} s"
-        silent: dict[str, list[int]] = defaultdict(list)
-        places: dict[str, list[int]] = defaultdict(list)
+    def _read_all(self) -> dict[int, list[Any]]:
+        """(count, position, line) of each rank that has published them."""
+        states = {}
         for rank in range(self.world_size):
-            count, place, where = after.get(rank, [0, START, ""])
+            if self.store.check([f"watch/{rank}"]):
+                states[rank] = json.loads(self.store.get(f"watch/{rank}"))
+        return states
+
+    def _describe_wait(self, before: dict[int, list[Any]], after: dict[int, list[Any]]) -> str:
+        """Which ranks do not answer, and where the others are. `before`, `after`: two readings."""
+        text = f"no progress for {self._timeout():.0f} s"
+        silent: dict[str, list[int]] = defaultdict(list)
+        waiting: dict[str, list[int]] = defaultdict(list)
+        for rank in range(self.world_size):
+            count, place, line = after.get(rank, [0, START, ""])
             if before.get(rank, [0])[0] == count:
                 silent[place].append(rank)
             else:
-                places[f"in {place}, at {where}"].append(rank)
+                waiting[f"in {place}, at {line}"].append(rank)
         if silent:
-            said = [f"{_ranks(r)}, last heard of in {place}" for place, r in silent.items()]
-            waited += f": no answer from {'; from '.join(said)}"
-        fewest_first = sorted(places.items(), key=lambda item: len(item[1]))
-        said = [f"{_ranks(ranks)} {place}" for place, ranks in fewest_first[:8]]
-        return f"{waited}{'; waiting: ' if silent else ': '}{'; '.join(said)}"
+            groups = [f"{_ranks(ranks)}, last seen in {place}" for place, ranks in silent.items()]
+            text += f": no answer from {'; from '.join(groups)}; waiting"
+        fewest_first = sorted(waiting.items(), key=lambda item: len(item[1]))
+        groups = [f"{_ranks(ranks)} {place}" for place, ranks in fewest_first[:8]]
+        return f"{text}: {'; '.join(groups)}"
 
-    def _give_up(self, text: str) -> None:
+    def _end_process(self, text: str) -> None:
         print(f"\n[rank {self.rank}] {text}", file=sys.stderr, flush=True)
         if errors_folder is not None:
-            with suppress(OSError):  # it has to end, whatever the disk is like
+            with suppress(OSError):  # the process must end, whatever the state of the disk
                 errors_folder.mkdir(parents=True, exist_ok=True)
                 with (errors_folder / f"rank{self.rank}.txt").open("a", encoding="utf-8") as file:
                     print(f"{time.ctime()}  {text}", file=file, flush=True)
@@ -141,8 +147,8 @@ class Watchdog(threading.Thread):
         os._exit(HUNG)
 
 
-def _where(thread: int | None) -> str:
-    """The line of the project that a thread is in."""
+def _current_line(thread: int | None) -> str:
+    """The line of the project that a thread is at."""
     frame = sys._current_frames().get(thread or 0)
     while frame is not None:
         file, root = frame.f_code.co_filename, f"{PROJECT}{os.sep}"
@@ -153,4 +159,4 @@ def _where(thread: int | None) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"

@@ -10,21 +10,23 @@ from typing import Any
 from training.settings.config import PROJECT
 from training.settings.errors import HUNG, STOPPED_EARLY, USER_ERROR
 
+STOPPED_EARLY_CODES = (STOPPED_EARLY, -signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 
-def report_failures(failures: dict[int, Any], asked: list[int], log_dir: str) -> int:
-    """Tell which rank failed first, why and where, in a few lines; return the exit code.
+
+def report_failures(failures: dict[int, Any], stop_signals: list[int], log_dir: str) -> int:
+    """Print which rank failed first, why and where; return the launcher's exit code.
 
     `failures`: by rank, torchrun's ProcessFailure of each that did not end with exit code 0.
+    `stop_signals`: those that the launcher has received.
     """
     rank, first = min(failures.items(), key=failure_order)
-    stopped = [-number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
-    ends = [failure.exitcode for failure in failures.values()] if asked else [first.exitcode]
-    if any(code in (*stopped, STOPPED_EARLY) for code in ends):
+    asked = failures.values() if stop_signals else [first]  # else the others ended because of it
+    if any(failure.exitcode in STOPPED_EARLY_CODES for failure in asked):
         print("launch: stopped while starting; there was nothing to save", file=sys.stderr)
-        return 128 + asked[0] if asked else STOPPED_EARLY
-    error, where, hints = _recorded(first)
+        return 128 + stop_signals[0] if stop_signals else STOPPED_EARLY
     if first.exitcode == USER_ERROR and 0 in failures and failures[0].exitcode == USER_ERROR:
-        return USER_ERROR  # rank 0 has said why
+        return USER_ERROR  # rank 0 has printed why
+    error, location, notes = _recorded_error(first)
     lines = []
     logs = sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log"))
     if logs and not (first.exitcode in (USER_ERROR, HUNG) and error):
@@ -34,13 +36,13 @@ def report_failures(failures: dict[int, Any], asked: list[int], log_dir: str) ->
     elif first.exitcode == HUNG:
         lines.append(f"launch: {error}")
     else:
-        lines.append(f"launch: rank {rank} failed first, {describe_exit(first)}")
-        lines[-1] += f": {error}" if error else ""
-        lines += [f"  at {where}"] if where else []
-        lines += [f"  {hint}" for hint in hints]
+        reason = f"{describe_exit(first)}: {error}" if error else describe_exit(first)
+        lines.append(f"launch: rank {rank} failed first, {reason}")
+        lines += [f"  {line}" for line in (location, *notes) if line]
         others = ", ".join(str(other) for other in sorted(failures) if other != rank)
-        lines += [f"  after it ended: rank {others}"] if others else []
-        lines.append(f"  what each rank but the first of this machine printed: {log_dir}")
+        if others:
+            lines.append(f"  ended because of that: rank {others}")
+        lines.append(f"  output of all ranks but the first of this machine: {log_dir}")
     print(*lines, sep="\n", file=sys.stderr)
     return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
 
@@ -49,8 +51,9 @@ def describe_exit(failure: Any) -> str:
     """How a rank ended, in words."""
     if failure.exitcode >= 0:
         return f"exit code {failure.exitcode}"
-    hint = " (was memory short?)" if failure.exitcode == -signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-failure.exitcode).name}{hint}"
+    if failure.exitcode == -signal.SIGKILL:
+        return "killed by SIGKILL: probably out of memory (killed by the kernel)"
+    return f"killed by {signal.Signals(-failure.exitcode).name}"
 
 
 def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
@@ -60,21 +63,25 @@ def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
         seconds = os.stat(failure.error_file).st_mtime
     elif failure.exitcode == -signal.SIGKILL:
         # Known in whole seconds, of when it was noticed; by then others may have recorded that the
-        # connection to it was lost. torchrun's own SIGKILL comes five seconds after a failure.
+        # connection to it was lost. The launcher's own SIGKILL comes five seconds after a failure.
         seconds = failure.timestamp - 2
     else:
         seconds = failure.timestamp + 1
     return failure.exitcode == -signal.SIGTERM, seconds, rank
 
 
-def _recorded(failure: Any) -> tuple[str, str, list[str]]:
-    """The first line of the exception that a rank recorded, where in the project it arose, and
-    what was noted about it."""
+def _recorded_error(failure: Any) -> tuple[str, str, list[str]]:
+    """Of the exception that a rank has recorded: the line that describes it, the place in the
+    project where it was raised, and the notes that `rank_failure.py` has added."""
     if not isinstance(failure.message, dict):
         return "", "", []
-    stack = failure.message["extraInfo"]["py_callstack"]
-    frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)', stack)
+    # PyTorch records "Type: text" and Python's traceback, both only as text.
+    kind, _, text = failure.message["message"].partition(": ")
+    summary = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if kind != "UserError":
+        summary = f"{kind}: {summary}" if summary else kind
+    traceback = failure.message["extraInfo"]["py_callstack"]
+    frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)', traceback)
     frames = [f for f in frames if f[0].startswith(f"{PROJECT}{os.sep}")] or frames
-    where = "{}:{} in {}".format(*frames[-1]) if frames else ""
-    hints = re.findall(r"^(?:in|hint): .*", stack, re.MULTILINE)
-    return failure.message["message"].partition("\n")[0].removeprefix("UserError: "), where, hints
+    location = "at {}:{} in {}".format(*frames[-1]) if frames else ""
+    return summary, location, re.findall(r"^(?:in|hint): .*", traceback, re.MULTILINE)

@@ -1,5 +1,6 @@
-"""Find the other machines before the ranks start; say in one line what is in the way."""
+"""Find the other machines before the ranks start; report in one line what prevents it."""
 
+import errno
 import os
 import socket
 import struct
@@ -17,15 +18,15 @@ def check_interfaces() -> None:
     for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
         if name not in known:
             raise UserError(
-                f"GLOO_SOCKET_IFNAME={name} is no network interface of this machine; gloo takes "
-                f"the exact name ({', '.join(known)}), or unset it"
+                f"GLOO_SOCKET_IFNAME={name} is not a network interface of this machine; gloo "
+                f"needs the exact name ({', '.join(known)}), or unset it"
             )
     names = os.environ.get("NCCL_SOCKET_IFNAME", "")  # here a name may be a prefix, or excluded
     prefixes = tuple(names.removeprefix("=").split(","))
     if names and names[0] != "^" and not any(name.startswith(prefixes) for name in known):
         raise UserError(
-            f"NCCL_SOCKET_IFNAME={names} fits no network interface of this machine "
-            f"({', '.join(known)}); mend or unset it"
+            f"NCCL_SOCKET_IFNAME={names} matches no network interface of this machine "
+            f"({', '.join(known)}); correct or unset it"
         )
 
 
@@ -36,18 +37,20 @@ def use_loopback() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
-def meet(address: str, port: int, node_rank: int, patience: int) -> str:
+def meet(address: str, port: int, node_rank: int, timeout: int) -> str:
     """Resolve the main machine's `address`, wait until it listens, and return `host:port`.
 
-    A worker waits at most `patience` seconds; gloo is told the interface that leads there, since
-    what it would take, the address of the host name, is on many machines a loopback address.
+    The others wait at most `timeout` seconds. Gloo gets the interface that leads there: its own
+    choice, the address of the host name, is on many machines a loopback address.
     Errors: UserError.
     """
     if not address:
-        raise UserError("where does node rank 0 run? --master-addr ADDRESS or MASTER_ADDR=ADDRESS")
+        raise UserError(
+            "give the address of node rank 0: --master-addr ADDRESS or MASTER_ADDR=ADDRESS"
+        )
     host = resolve(address)
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    print(f"launch: node {node_rank} meets the others at {endpoint}", file=sys.stderr, flush=True)
+    print(f"launch: node {node_rank} connects to {endpoint}", file=sys.stderr, flush=True)
     if host.startswith("127.") and not address.startswith(("127.", "localhost")):
         print(
             f"launch: {address} is the loopback address {host} here; if the other machines cannot "
@@ -58,24 +61,40 @@ def meet(address: str, port: int, node_rank: int, patience: int) -> str:
     elif interface := _interface_towards(host, port):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if node_rank > 0:
-        _wait_for(host, port, endpoint, patience)
+        _wait_for(host, port, endpoint, timeout)
+    else:
+        _check_port_is_free(port, endpoint)
     return endpoint
 
 
 def resolve(address: str) -> str:
-    """The numeric address of a host; IPv4 first, since machines of two stacks often disagree."""
+    """The numeric address of a host; IPv4 first, since machines with both often disagree."""
     try:
-        found = socket.getaddrinfo(address.strip("[]"), None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(address.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"--master-addr {address} cannot be resolved ({error}); give a name or an IP address "
             "that every machine can reach"
         ) from None
-    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+    return str(min(entries, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
-def _wait_for(host: str, port: int, endpoint: str, patience: int) -> None:
-    end = time.monotonic() + patience
+def _check_port_is_free(port: int, endpoint: str) -> None:
+    """PyTorch's store will listen there. Errors: UserError when another program does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(
+                    f"no rendezvous at {endpoint}: address already in use; give another "
+                    "--master-port"
+                ) from None
+
+
+def _wait_for(host: str, port: int, endpoint: str, timeout: int) -> None:
+    end = time.monotonic() + timeout
     while True:
         try:
             socket.create_connection((host, port), timeout=5).close()
@@ -83,7 +102,7 @@ def _wait_for(host: str, port: int, endpoint: str, patience: int) -> None:
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(
-                    f"nothing answered at {endpoint} in {patience} s ({error}); start node rank 0 "
+                    f"nothing answered at {endpoint} in {timeout} s ({error}); start node rank 0 "
                     "there, check address, port and firewall, or set LAUNCH_TIMEOUT (seconds)"
                 ) from None
         time.sleep(0.5)
@@ -104,12 +123,12 @@ def _interface_towards(host: str, port: int) -> str | None:
             probe.connect((host, port))  # sends nothing
         except OSError as error:
             raise UserError(f"this machine has no route to {host} ({error})") from None
-        own = probe.getsockname()[0]
+        own_address = probe.getsockname()[0]
         for name in _interfaces():
             try:
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("16s16x", name.encode()))
             except OSError:  # an interface without an IPv4 address
                 continue
-            if socket.inet_ntoa(answer[20:24]) == own:
+            if socket.inet_ntoa(answer[20:24]) == own_address:
                 return name
     return None

@@ -1,4 +1,31 @@
-"""Asked to stop: by a signal or by --max-time, on any rank, at any time; answered by all alike."""
+"""Requests to stop, by a signal or by --max-time: on any rank, answered by all ranks together.
+
+Which signal, in which phase, does what, and the exit code (constants in `settings/errors.py`):
+
+    to            signal                 phase              what happens                  exit code
+    ------------  ---------------------  -----------------  ----------------------------  ---------
+    the launcher  any                    before the ranks   it ends                       128 + n
+                  TERM INT USR1 HUP (1)  ranks running      each rank gets TERM: below    0, 128 + n
+                  INT again              ranks running      ranks get INT, then KILL (2)  130
+                  QUIT                   ranks running      ranks get QUIT, then KILL     131
+                  KILL                   ranks running      Linux ends the ranks too      137
+    a rank        TERM INT USR1          importing          it ends; so do the others     143 (3)
+                  TERM INT USR1          starting           it ends; so do the others     143 (3)
+                  TERM INT USR1          training           all save after a step         0
+                  TERM INT USR1          evaluating         all leave it, and save        0
+                  INT again              any                this rank ends                130
+    --max-time    (none)                 training and       as TERM to a rank             0
+                                         evaluating
+    the watchdog  (none)                 any                a rank waited too long for    3 HUNG
+                                                            another: report, end
+
+n is the signal's number; the exit code is the launcher's (a plain `python train.py` has its own).
+(1) HUP stays ignored under nohup. 128 + n if the ranks were still starting: nothing to save.
+(2) after SHUTDOWN_TIMEOUT_S; also for ranks that do not end when another one has failed.
+(3) STOPPED_EARLY; 128 + n if the launcher was asked. Starting ends with `StopRequest.ready`.
+Without a signal: 0 finished, 2 USER_ERROR, 1 any other error; a rank killed by signal n, 128 + n.
+With --max-restarts no error but USER_ERROR ends the run, unless it was asked to stop.
+"""
 
 import math
 import os
@@ -14,13 +41,13 @@ from training.settings.config import seconds_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STARTED = time.time()
-RANKS_AT_ONCE = 32  # so many agree in each step; 1,024 in every 32nd, as it takes longer
+RANKS_AT_ONCE = 32  # with more ranks, a reduction takes longer than a step, and not each makes one
 
 
 class StoppedEarly(BaseException):
     """Asked to stop before there was anything to save: this rank leaves at once.
 
-    No Exception, so that nothing on the way out takes it for a failure that it could handle.
+    Not an Exception, so that nothing on the way out handles it as a failure.
     """
 
 
@@ -28,22 +55,45 @@ class Interrupted(Exception):
     """An evaluation was left on all ranks, since any of them was asked to stop."""
 
 
-class StopRequest:
-    """SIGTERM, SIGINT, SIGUSR1 or the end of --max-time on any rank: all save and stop at one step.
+class BackgroundFlags:
+    """Flags that any rank may raise. They are reduced in the background, on the CPU, and read at
+    the next call: a step never waits for them, nor for the device."""
 
-    Until `ready` is called a signal ends the rank at once. A second SIGINT always does. The ranks'
-    flags are reduced in the background, on the CPU, and read one step later: a step never waits for
-    it, and never for the device.
+    def __init__(self) -> None:
+        self._pending: tuple[torch.Tensor, Any] | None = None
+
+    def exchange(self, *raised: bool) -> list[bool]:
+        """Send this rank's flags. Returns which ones any rank had raised by the call before."""
+        before = self.finish()
+        flags = torch.tensor(raised, dtype=torch.int32)
+        self._pending = flags, dist.all_reduce(flags, async_op=True)
+        return before or [False] * len(raised)
+
+    def finish(self) -> list[bool]:
+        """Wait for the reduction that is under way; an empty list if there is none."""
+        if self._pending is None:
+            return []
+        flags, work = self._pending
+        self._pending = None  # it holds the process group
+        work.wait()
+        return [count > 0 for count in flags.tolist()]
+
+
+class StopRequest:
+    """SIGTERM, SIGINT, SIGUSR1 or the end of --max-time on any rank: all ranks stop at one step.
+
+    Until `ready` is called a signal ends the rank at once. A second SIGINT always does.
     """
 
     def __init__(self, max_time: str | None = None) -> None:
         self.asked = self.is_ready = False
-        # Of the launch, whose ranks may have been started again since.
-        launched = float(os.environ.get("LAUNCHED_AT", STARTED))
-        self.deadline = launched + seconds_of(max_time) if max_time else float("inf")
+        self.deadline = math.inf
+        if max_time:  # from the launch on: the ranks may have been started again since
+            launched = float(os.environ.get("LAUNCHED_AT", STARTED))
+            self.deadline = launched + seconds_of(max_time)
         self._calls = 0
-        self._pending: tuple[torch.Tensor, Any] | None = None
-        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        self._flags = BackgroundFlags()
+        self._old_handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self.asked and number == signal.SIGINT:
@@ -53,42 +103,29 @@ class StopRequest:
             raise StoppedEarly
 
     def ready(self) -> None:
-        """From now on a request is answered by all ranks together."""
+        """From now on all ranks answer a request together."""
         self.is_ready = True
 
     def agreed(self, error: Exception | None = None) -> bool:
         """Call once a step on every rank: whether any rank had been asked by the step before.
 
-        The reduction goes from rank to rank, so among thousands it would be slower than a step:
-        beyond RANKS_AT_ONCE not every call makes one.
-
+        With more than RANKS_AT_ONCE ranks only every second, third, ... call makes a reduction.
         `error`: what the main process met in the background; every rank then raises it.
         """
         self._calls += 1
         if self._calls % math.ceil(dist.get_world_size() / RANKS_AT_ONCE):
             return False
         asked = self.asked or time.time() > self.deadline
-        flags = torch.tensor([asked, error is not None], dtype=torch.int32)
-        before, self._pending = self._pending, (flags, dist.all_reduce(flags, async_op=True))
-        if before is None:
-            return False
-        any_asked, any_error = self._finish(*before)
+        any_asked, any_error = self._flags.exchange(asked, error is not None)
         if any_error:
             on_main(lambda: _raise(error))
         return any_asked
 
     def close(self) -> None:
-        """Wait for the reduction that is under way, and let go of the signals."""
-        if self._pending is not None:
-            self._finish(*self._pending)
-            self._pending = None  # it holds the process group
-        for number, handler in self._before.items():
+        """Wait for the reduction that is under way, and give the signals back."""
+        self._flags.finish()
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-
-    @staticmethod
-    def _finish(flags: torch.Tensor, work: Any) -> list[bool]:
-        work.wait()
-        return [count > 0 for count in flags.tolist()]
 
 
 def _raise(error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""The life of a rank's process: it ends with its launcher, and leaves with the right exit code."""
+"""The life of a rank's process: its process group, its watchdog, and its exit code."""
 
 import ctypes
 import gc
@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from training.distributed import watchdog
 from training.distributed.ranks import has_terminal, is_launched, rank_name, reduce_tensor, setup
 from training.launch import rank_failure
+from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
 from training.step.compile import choose_kernels
@@ -24,13 +25,13 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
 
     On success everything that holds the process group (model, optimizer, hooks) is a local of
     `main` and is gone when it returns; only then is the group destroyed. A DDP model that outlives
-    its group keeps gloo's threads alive, and the interpreter now and then aborts at its exit.
-    On failure other ranks may wait in a collective, so this rank leaves at once, without a
-    farewell that could hang; the launcher then ends the others.
+    its group keeps gloo's threads alive, and the interpreter sometimes aborts when it exits.
+    On failure other ranks may wait in a collective, so this rank leaves at once, without another
+    collective that could hang; the launcher then ends the others.
     """
-    gc.freeze()  # what was imported stays, and need not be looked at again
+    gc.freeze()  # imported objects stay: no collection needs to look at them
     gc.enable()
-    os.umask(os.umask(0o077) | 0o002)  # nothing is written that everybody may change
+    os.umask(os.umask(0o077) | 0o002)  # what is written is not for everybody to change
     die_with_launcher()
     get_error_handler().initialize()
     try:
@@ -43,22 +44,24 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
         get_error_handler().record_exception(error)
         rank_failure.wait_for_checkpoint()
         _leave(USER_ERROR if needs_no_traceback(error) else 1)
-    except BaseException as asked:  # to stop, when there was nothing to save
-        _leave(130 if isinstance(asked, KeyboardInterrupt) else STOPPED_EARLY)
+    except KeyboardInterrupt:  # before there was a StopRequest
+        _leave(130)
+    except StoppedEarly:
+        _leave(STOPPED_EARLY)
     gc.collect()
-    reduce_tensor(torch.zeros(1))  # nobody leaves while others still talk
+    reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
     dist.destroy_process_group()
 
 
 def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
     choose_kernels(config)
-    # The watchdog comes first, since it can say more.
+    # The watchdog ends a wait first, since it knows more than a collective.
     device, store = setup(config.timeout + watchdog.COLLECTIVE_MARGIN_S)
-    dog = watchdog.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
+    thread = watchdog.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
     if dist.get_world_size() > 1:
-        dog.start()
+        thread.start()
     main(config, device)
-    dog.stop()
+    thread.stop()
 
 
 def _leave(code: int) -> None:
