@@ -51,10 +51,6 @@ class StoppedEarly(BaseException):
     """
 
 
-class Interrupted(Exception):
-    """An evaluation was left on all ranks, since any of them was asked to stop."""
-
-
 class BackgroundFlags:
     """Flags that any rank may raise. They are reduced in the background, on the CPU, and read at
     the next call: a step never waits for them, nor for the device."""

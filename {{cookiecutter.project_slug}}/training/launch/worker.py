@@ -23,9 +23,9 @@ from training.step.compile import choose_kernels
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
     """Call `main(config, device)` in a process group, then leave with the right exit code.
 
-    On success everything that holds the process group (model, optimizer, hooks) is a local of
-    `main` and is gone when it returns; only then is the group destroyed. A DDP model that outlives
-    its group keeps gloo's threads alive, and the interpreter sometimes aborts when it exits.
+    On success the group is destroyed when everything of `main` that holds it is gone. The process
+    then leaves without Python's own shutdown: FSDP's caches keep gloo's threads alive, and Python
+    sometimes aborts over them, after all work is done.
     On failure other ranks may wait in a collective, so this rank leaves at once, without another
     collective that could hang; the launcher then ends the others.
     """
@@ -51,6 +51,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     gc.collect()
     reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
     dist.destroy_process_group()
+    _leave(0)
 
 
 def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
