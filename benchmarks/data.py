@@ -562,7 +562,7 @@ def start(options: argparse.Namespace) -> list[Line]:
 
 
 def reached(command: list[str], marks: list[str]) -> list[float]:
-    """Seconds until each of these is said."""
+    """Seconds until each of these is printed."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                text=True, cwd=PROJECT)  # fmt: skip

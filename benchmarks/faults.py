@@ -5,7 +5,7 @@
 
 `--kills`: afterwards a soak, that many SIGKILLs of a rank, of all ranks or of the launcher at
 random moments (seeded) of a run that saves every second step. `--write` keeps the tables in
-faults.md and soak.md. Lost are steps that were done and had to be done again. A run that goes on
+faults.md and soak.md. Lost are steps that had to be repeated. A run that resumes
 must end with the weights, losses and TensorBoard curves of a run that nothing happened to, to the
 bit.
 """
@@ -59,7 +59,7 @@ def main() -> None:
                 lost = [steps for name, steps in killed if name == who]
                 soak.append(f"| {who} | {kills} | {max(lost)} | {sum(lost)} |")
             soak += ["", f"{len(killed)} kills (seed {arguments.seed}): every run that was killed"]
-            soak.append("went on, and ended with the weights, losses and curves of the whole run.")
+            soak.append("resumed, and ended with the weights, losses and curves of the whole run.")
             print(*soak, sep="\n")
     if arguments.write:
         for name, title, lines in (("faults", "Faults", table), ("soak", "Soak", soak)):

@@ -5,7 +5,7 @@
     python benchmarks/peers.py --only trainer ours        # some of the systems
 
 FOLDER may hold trec_train.tsv, articles_zh_train.jsonl, and _val files beside them. The systems are
-in systems/, each used as its own documentation tells. They train the same pretrained model on the
+in systems/, each used as its own documentation describes. They train the same pretrained model on the
 same rows in two CPU processes with one thread each, in turn, with nothing cached before.
 --write keeps the tables in peers.md and a picture in the project's docs/.
 """
@@ -237,15 +237,15 @@ def measure(name: str, rows: Rows, work: Path) -> Measured:
 
 def compare(rows: Rows, options: argparse.Namespace) -> dict[str, list[Measured]]:
     """Each system once a round, every round beginning with another one."""
-    # Where word embeddings are a small part of the work, to leave them alone gains little.
+    # Where word embeddings are a small part of the work, freezing them gains little.
     names = [name for name in options.only if name != "frozen" or "frozen" in rows.targets]
     found: dict[str, list[Measured]] = {name: [] for name in names}
     for number in range(options.rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             found[name].append(measure(name, rows, options.work))
-            told = f"  {rows.name}, round {number + 1}, {name}: {found[name][-1]}"
-            print(told, file=sys.stderr, flush=True)
+            line = f"  {rows.name}, round {number + 1}, {name}: {found[name][-1]}"
+            print(line, file=sys.stderr, flush=True)
     return found
 
 
@@ -349,7 +349,7 @@ def numbers_table(rows: Rows, options: argparse.Namespace) -> str:
     heads = [f"{r} rank{'s' * (r > 1)}, accumulation {a}" for r, a in WAYS]
     lines = [
         f"## Loss and gradient norm of the first {NUMBERS} steps, {rows.name}\n",
-        f"As each system tells them, for a global batch of {GLOBAL_BATCH} rows, without dropout. "
+        f"As each system reports them, for a global batch of {GLOBAL_BATCH} rows, without dropout. "
         "`growth`: the largest value of the first step over the smallest.\n",
         f"| system | what | {' | '.join(heads)} | growth |",
         "|---|---|" + "---|" * (len(WAYS) + 1),

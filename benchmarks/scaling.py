@@ -42,7 +42,7 @@ PARTS = Path(__file__).with_suffix(".json")
 PICTURE = ROOT / "docs" / "scaling.png"
 PAGE = ROOT / "docs" / "scaling.md"
 MILLION = 10**6
-# Hidden size, layers: a BERT of about so many million parameters.
+# Hidden size, layers: a BERT of about this many million parameters.
 MODELS = {2: (256, 2), 8: (256, 10), 26: (512, 8), 100: (768, 14)}
 # What docs/scaling.md counts with: multilingual BERT, base size, on H100s, eight in a machine.
 GPUS = (8, 64, 1024)
@@ -233,7 +233,7 @@ def of_data_benchmark(name: str, *arguments: str) -> Any:
 
 @dataclass
 class Step:
-    """Seconds of the parts of one optimizer step on so many GPUs."""
+    """Seconds of the parts of one optimizer step on `gpus` GPUs."""
 
     gpus: int
     forward: float

@@ -7,7 +7,7 @@ end; each starts one rank as `launch_multinode.sh` does. A row of the table is a
 accumulation steps, with the same rows in a micro-batch each time, so that a step of k micro-batches
 has one exchange of gradients where k steps of one have k. "Possible" is what fewer exchanges can
 save: the time of an exchange, measured against the same run without any, times the share that is
-left out. "naive" exchanges after every micro-batch, as a loop without `no_sync` does. The ways run
+left out. "naive" exchanges after every micro-batch, as a loop without `no_sync` does. The variants run
 in turn, and every round begins with another one; a value is the median of the rounds.
 """
 
@@ -36,8 +36,8 @@ TARGET = 0.8  # of what fewer exchanges can save
 
 
 @dataclass
-class Way:
-    """A way to train, and its seconds for each micro-batch in every round."""
+class Variant:
+    """A variant to train, and its seconds for each micro-batch in every round."""
 
     title: str
     accumulation: int = 1
@@ -46,21 +46,23 @@ class Way:
     seconds: list[float] = field(default_factory=list)
 
 
-def ways() -> list[Way]:
+def variants() -> list[Variant]:
     return [
-        Way("without exchange", rule="never"),
-        Way("1"),
-        Way("5, naive", 5, rule="always"),
-        *(Way(str(k), k) for k in (2, 5, 10, 20)),
-        *(Way(f"1, `--gradient-compression {kind}`", flags=("--gradient-compression", kind))
+        Variant("without exchange", rule="never"),
+        Variant("1"),
+        Variant("5, naive", 5, rule="always"),
+        *(Variant(str(k), k) for k in (2, 5, 10, 20)),
+        *(Variant(f"1, `--gradient-compression {kind}`", flags=("--gradient-compression", kind))
           for kind in ("bf16", "rows")),
     ]  # fmt: skip
 
 
-def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: int) -> None:
+def measure(variant: Variant, names: tuple[str, str], folder: Path, model: str, steps: int) -> None:
     """Run it once: seconds of a micro-batch, in the median over steps, the first left out."""
     script = (
-        ROOT / "benchmarks" / "systems" / "other_exchange.py" if way.rule else PROJECT / "train.py"
+        ROOT / "benchmarks" / "systems" / "other_exchange.py"
+        if variant.rule
+        else PROJECT / "train.py"
     )
     processes = []
     for rank, host in enumerate(names):
@@ -70,9 +72,9 @@ def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: i
             str(script),
             "--model", model, "--train-file", str(PROJECT / "sample" / "train.tsv"),
             "--val-fraction", "0", "--max-length", "64", "--batch-size", str(BATCH),
-            "--gradient-accumulation-steps", str(way.accumulation), "--max-steps", str(steps),
+            "--gradient-accumulation-steps", str(variant.accumulation), "--max-steps", str(steps),
             "--log-every", "1", "--runs-dir", str(folder / "runs"), "--run-name", "run",
-            "--cache-dir", str(folder / "cache"), *way.flags,
+            "--cache-dir", str(folder / "cache"), *variant.flags,
         ]  # fmt: skip
         processes.append(
             subprocess.Popen(
@@ -80,7 +82,7 @@ def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: i
                 stderr=subprocess.STDOUT, text=True,
                 env=os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1",
                                   "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-                                  "EXCHANGE": way.rule},
+                                  "EXCHANGE": variant.rule},
             )
         )  # fmt: skip
     texts = [process.communicate()[0] for process in processes]
@@ -89,23 +91,23 @@ def measure(way: Way, names: tuple[str, str], folder: Path, model: str, steps: i
     lines = (folder / "runs" / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     rates = [json.loads(line)["samples_per_second"] for line in lines][1:]
     shutil.rmtree(folder / "runs")
-    way.seconds.append(statistics.median(2 * BATCH / rate for rate in rates))
+    variant.seconds.append(statistics.median(2 * BATCH / rate for rate in rates))
 
 
-def rows_of(rate: str, found: list[Way]) -> list[str]:
+def rows_of(rate: str, found: list[Variant]) -> list[str]:
     """Lines of the table."""
-    alone, one = found[0], found[1]
-    exchange = [x - y for x, y in zip(one.seconds, alone.seconds, strict=True)]
+    without, one = found[0], found[1]
+    exchange = [x - y for x, y in zip(one.seconds, without.seconds, strict=True)]
     lines = []
-    for way in found:
-        saved = [x - y for x, y in zip(one.seconds, way.seconds, strict=True)]
-        cells = [rate, way.title, middle(way.seconds, ".3f"), f"{statistics.median(saved):.3f}",
+    for variant in found:
+        saved = [x - y for x, y in zip(one.seconds, variant.seconds, strict=True)]
+        cells = [rate, variant.title, middle(variant.seconds, ".3f"), f"{statistics.median(saved):.3f}",
                  "", "", ""]  # fmt: skip
-        if way.accumulation > 1:
-            most = [e * (1 - 1 / way.accumulation) for e in exchange]
+        if variant.accumulation > 1:
+            most = [e * (1 - 1 / variant.accumulation) for e in exchange]
             share = statistics.median(s / m for s, m in zip(saved, most, strict=True))
             cells[4:] = [f"{statistics.median(most):.3f}", f"{share:.2f}", ""]
-            if not way.rule:
+            if not variant.rule:
                 cells[6] = f">= {TARGET}: " + ("met" if share >= TARGET else "**not met**")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -126,15 +128,15 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as name:
         for rate in arguments.rates:
-            found = ways()
+            found = variants()
             with two_hosts(rate) as names:
                 for number in range(arguments.rounds):
                     turn = number % len(found)
-                    for way in found[turn:] + found[:turn]:
-                        steps = max(3, min(6, arguments.micro_batches // way.accumulation))
-                        measure(way, names, Path(name), arguments.model, steps)
-                        told = f"  {rate}, round {number + 1}, {way.title}: {way.seconds[-1]:.3f} s"
-                        print(told, file=sys.stderr, flush=True)
+                    for variant in found[turn:] + found[:turn]:
+                        steps = max(3, min(6, arguments.micro_batches // variant.accumulation))
+                        measure(variant, names, Path(name), arguments.model, steps)
+                        line = f"  {rate}, round {number + 1}, {variant.title}: {variant.seconds[-1]:.3f} s"
+                        print(line, file=sys.stderr, flush=True)
             table += rows_of(rate, found)
     print("\n".join(table))
     if arguments.write:

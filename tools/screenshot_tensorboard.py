@@ -77,7 +77,7 @@ def start_tensorboard(folder: Path) -> str:
 
 
 def with_settings(app: WsgiApp) -> WsgiApp:
-    """The app with one more page, /start, that keeps SETTINGS in the browser and goes on to /."""
+    """The app with one more page, /start, that stores SETTINGS in the browser and then opens /."""
     script = f"localStorage.setItem('_tb_global_settings', {json.dumps(json.dumps(SETTINGS))});"
     script += "location.replace('/' + location.search + location.hash);"
 
@@ -102,7 +102,7 @@ def wait_for_data(address: str, plugin: str, seconds: float) -> bool:
 
 
 def take(browser: str, url: str, picture: Path, size: str, seconds: float) -> None:
-    """Let the browser write the picture of a page; raises RuntimeError with what it said."""
+    """Let the browser write the picture of a page; raises RuntimeError with its output."""
     profile = tempfile.mkdtemp(prefix="screenshot-")
     command = [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size={size}"]
     # A session of its own, so that every process the browser starts can be ended with it.
@@ -114,18 +114,18 @@ def take(browser: str, url: str, picture: Path, size: str, seconds: float) -> No
         errors="replace",
         start_new_session=True,
     )
-    said = ""
+    output = ""
     try:
-        said, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        said = f"not ready after {seconds:g} seconds"
+        output = f"not ready after {seconds:g} seconds"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         shutil.rmtree(profile, ignore_errors=True)
     if not picture.is_file():
-        raise RuntimeError(f"{browser} wrote no {picture}: {said.strip()[-2000:]}")
+        raise RuntimeError(f"{browser} wrote no {picture}: {output.strip()[-2000:]}")
 
 
 def main() -> int:

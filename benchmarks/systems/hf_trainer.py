@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, as the text classification guide of transformers tells to use it.
+"""Hugging Face's Trainer, as the text classification guide of transformers uses it.
 
 `sampling` is "random" or "group_by_length". Reports and the progress bar are off.
 """

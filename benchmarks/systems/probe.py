@@ -46,7 +46,7 @@ class Probe:
         self.evaluations.append(time.monotonic())
 
     def note(self, loss: float, grad_norm: float) -> None:
-        """A step's loss and gradient norm, as the system tells them to its user."""
+        """A step's loss and gradient norm, as the system reports them to its user."""
         self.numbers.append((float(loss), float(grad_norm)))
 
     def _before_forward(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
