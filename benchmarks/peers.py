@@ -5,8 +5,8 @@
     python benchmarks/peers.py --only trainer ours        # some of the systems
 
 FOLDER may hold trec_train.tsv, articles_zh_train.jsonl, and _val files beside them. The systems are
-in systems/, each used as its own documentation describes. They train the same pretrained model on the
-same rows in two CPU processes with one thread each, in turn, with nothing cached before.
+in systems/, each used as its own documentation describes. They train the same pretrained model on
+the same rows in two CPU processes with one thread each, in turn, with nothing cached before.
 --write keeps the tables in peers.md and a picture in the project's docs/.
 """
 

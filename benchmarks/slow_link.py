@@ -7,8 +7,8 @@ end; each starts one rank as `launch_multinode.sh` does. A row of the table is a
 accumulation steps, with the same rows in a micro-batch each time, so that a step of k micro-batches
 has one exchange of gradients where k steps of one have k. "Possible" is what fewer exchanges can
 save: the time of an exchange, measured against the same run without any, times the share that is
-left out. "naive" exchanges after every micro-batch, as a loop without `no_sync` does. The variants run
-in turn, and every round begins with another one; a value is the median of the rounds.
+left out. "naive" exchanges after every micro-batch, as a loop without `no_sync` does. The variants
+run in turn, and every round begins with another one; a value is the median of the rounds.
 """
 
 import argparse
@@ -101,8 +101,8 @@ def rows_of(rate: str, found: list[Variant]) -> list[str]:
     lines = []
     for variant in found:
         saved = [x - y for x, y in zip(one.seconds, variant.seconds, strict=True)]
-        cells = [rate, variant.title, middle(variant.seconds, ".3f"), f"{statistics.median(saved):.3f}",
-                 "", "", ""]  # fmt: skip
+        seconds = middle(variant.seconds, ".3f")
+        cells = [rate, variant.title, seconds, f"{statistics.median(saved):.3f}", "", "", ""]
         if variant.accumulation > 1:
             most = [e * (1 - 1 / variant.accumulation) for e in exchange]
             share = statistics.median(s / m for s, m in zip(saved, most, strict=True))
@@ -135,7 +135,8 @@ def main() -> None:
                     for variant in found[turn:] + found[:turn]:
                         steps = max(3, min(6, arguments.micro_batches // variant.accumulation))
                         measure(variant, names, Path(name), arguments.model, steps)
-                        line = f"  {rate}, round {number + 1}, {variant.title}: {variant.seconds[-1]:.3f} s"
+                        seconds = f"{variant.seconds[-1]:.3f} s"
+                        line = f"  {rate}, round {number + 1}, {variant.title}: {seconds}"
                         print(line, file=sys.stderr, flush=True)
             table += rows_of(rate, found)
     print("\n".join(table))
