@@ -419,7 +419,7 @@ def test_ranks_get_their_environment(project: Path, tmp_path: Path) -> None:
     for name in ("train.py", "torch.py", "argparse.py"):  # the caller's files
         (tmp_path / "two" / name).write_text("raise SystemExit('the wrong one')")
     link = links_to(project / "launch.sh", tmp_path)
-    two = Launch(link, tmp_path / "two", *flags, **stray)
+    two = Launch(link, tmp_path / "two", *flags, ignored=(), **stray)
     script = project / "launch.sh"
     one = Launch(script, tmp_path / "one", NPROC_PER_NODE="1", OMP_NUM_THREADS="3")
     default = Launch(script, tmp_path / "default")
