@@ -1,7 +1,7 @@
 """The model over all ranks: DDP, FSDP, or DataParallel, by `--strategy`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def num_replicas(strategy: str) -> int:
-    """Replicas of the model in this process: more than one only with DataParallel.
-
-    Errors: UserError if DataParallel is to run on several ranks.
-    """
+    """Replicas of the model in this process: more than one only with `dp`. Errors: UserError."""
     if strategy != "dp":
         return 1
     if dist.get_world_size() > 1:
@@ -81,13 +78,12 @@ def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | No
     fully_shard(model, **options)
 
 
-@contextmanager
-def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> Iterator[None]:
+def gradient_sync(
+    wrapped: nn.Module, model: nn.Module, ends_step: bool
+) -> AbstractContextManager[None]:
     """Around forward and backward: ranks reduce gradients only in a step's last micro-batch."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(ends_step)
     if isinstance(wrapped, DistributedDataParallel) and not ends_step:
-        with wrapped.no_sync():
-            yield
-    else:
-        yield
+        return wrapped.no_sync()
+    return nullcontext()
