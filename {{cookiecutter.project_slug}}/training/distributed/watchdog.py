@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
 from contextlib import suppress
 from datetime import timedelta
@@ -32,10 +33,10 @@ class Position(NamedTuple):
 
     phase: str = START
     step: int = 0  # of the optimizer, or the batch of an evaluation
-    shape: tuple[int, ...] = ()  # (batch, length) of the current tokens
+    shape: tuple[int, ...] = (0, 0)  # (batch, length) of the current tokens
 
     def __str__(self) -> str:
-        return self.phase + (f", step {self.step}" if self.step else "")
+        return f"{self.phase}, step {self.step}" if self.step else self.phase
 
 
 position = Position()
@@ -43,10 +44,11 @@ errors_folder: Path | None = None  # for tracebacks; None until the run has a fo
 _last_progress = time.monotonic()
 
 
-def report(phase: str, step: int = 0, shape: tuple[int, ...] = ()) -> None:
+def report(phase: str, step: int = 0, shape: tuple[int, ...] = (0, 0)) -> None:
     """Record where this rank is. Every call counts as progress."""
-    global position, _last_progress
-    position, _last_progress = Position(phase, step, shape), time.monotonic()
+    global position
+    position = Position(phase, step, shape)
+    heartbeat()
 
 
 def heartbeat() -> None:
@@ -55,11 +57,26 @@ def heartbeat() -> None:
     _last_progress = time.monotonic()
 
 
+def write_error(rank: int | str, text: str, with_threads: bool = False) -> None:
+    """Print why this rank fails, and add it to its file in the run's `errors/`.
+
+    `with_threads`: in the file, also where each thread is.
+    """
+    print(f"\n[rank {rank}] {text}", file=sys.stderr, flush=True)
+    if errors_folder is None:
+        return
+    with suppress(OSError):  # the disk may be what failed
+        errors_folder.mkdir(parents=True, exist_ok=True)
+        with (errors_folder / f"rank{rank}.txt").open("a", encoding="utf-8") as file:
+            print(time.ctime(), text, sep="\n", file=file, flush=True)
+            if with_threads:
+                faulthandler.dump_traceback(file)
+
+
 class Watchdog(threading.Thread):
     """Ends this rank when it has waited too long, with a line that names the missing ranks.
 
-    `start_timeout`, `step_timeout`: seconds without progress, until training begins and after;
-    0 is no limit.
+    Timeouts: seconds without progress, until training begins and after; 0 is no limit.
     """
 
     def __init__(self, store: dist.Store, start_timeout: float, step_timeout: float) -> None:
@@ -69,11 +86,10 @@ class Watchdog(threading.Thread):
         self.store.set_timeout(timedelta(seconds=30))  # where the main machine is gone
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.start_timeout, self.step_timeout = start_timeout, step_timeout
-        timeouts = [timeout for timeout in (start_timeout, step_timeout) if timeout]
-        self.interval = min([2.0, *(timeout / 4 for timeout in timeouts)])  # seconds
-        self.main_thread = threading.main_thread().ident
+        quarters = [timeout / 4 for timeout in (start_timeout, step_timeout) if timeout]
+        self.interval = min([2.0, *quarters])  # seconds
         self.stopped = threading.Event()
-        self.count = 0  # of what was published: it grows as long as the process runs
+        self.count = 0  # of what was published: it grows while the process runs
         heartbeat()
 
     def run(self) -> None:
@@ -83,15 +99,15 @@ class Watchdog(threading.Thread):
                 if not self._is_late():
                     continue
                 before = self._read_all()
-                if self.stopped.wait(2.5 * self.interval) or not self._is_late():
-                    continue
+                self.stopped.wait(2.5 * self.interval)
                 self._publish()
                 text = self._describe_wait(before, self._read_all())
             except (dist.DistError, RuntimeError) as error:  # the store's machine is gone
-                if not self._is_late():
-                    continue
                 text = f"the main process's machine does not answer ({str(error).splitlines()[0]})"
-            self._end_process(text)
+            if self._is_late() and not self.stopped.is_set():
+                write_error(self.rank, text, with_threads=True)
+                get_error_handler().record_exception(UserError(text))  # for the launcher
+                os._exit(HUNG)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -106,16 +122,14 @@ class Watchdog(threading.Thread):
 
     def _publish(self) -> None:
         self.count += 1
-        state = [self.count, str(position), _current_line(self.main_thread)]
+        state = self.count, str(position), _current_line()
         self.store.set(f"watch/{self.rank}", json.dumps(state))
 
     def _read_all(self) -> dict[int, list[Any]]:
-        """(count, position, line) of each rank that has published them."""
-        states = {}
-        for rank in range(self.world_size):
-            if self.store.check([f"watch/{rank}"]):
-                states[rank] = json.loads(self.store.get(f"watch/{rank}"))
-        return states
+        """(count, position, line) by rank, of those that have published them."""
+        keys = {rank: f"watch/{rank}" for rank in range(self.world_size)}
+        published = {rank: key for rank, key in keys.items() if self.store.check([key])}
+        return {rank: json.loads(self.store.get(key)) for rank, key in published.items()}
 
     def _describe_wait(self, before: dict[int, list[Any]], after: dict[int, list[Any]]) -> str:
         """Which ranks do not answer, and where the others are. `before`, `after`: two readings."""
@@ -131,30 +145,18 @@ class Watchdog(threading.Thread):
         if silent:
             groups = [f"{_ranks(ranks)}, last seen in {place}" for place, ranks in silent.items()]
             text += f": no answer from {'; from '.join(groups)}; waiting"
-        fewest_first = sorted(waiting.items(), key=lambda item: len(item[1]))
-        groups = [f"{_ranks(ranks)} {place}" for place, ranks in fewest_first[:8]]
+        fewest_first = sorted(waiting, key=lambda place: len(waiting[place]))
+        groups = [f"{_ranks(waiting[place])} {place}" for place in fewest_first[:8]]
         return f"{text}: {'; '.join(groups)}"
 
-    def _end_process(self, text: str) -> None:
-        print(f"\n[rank {self.rank}] {text}", file=sys.stderr, flush=True)
-        if errors_folder is not None:
-            with suppress(OSError):  # the process must end, whatever the state of the disk
-                errors_folder.mkdir(parents=True, exist_ok=True)
-                with (errors_folder / f"rank{self.rank}.txt").open("a", encoding="utf-8") as file:
-                    print(f"{time.ctime()}  {text}", file=file, flush=True)
-                    faulthandler.dump_traceback(file)  # of every thread
-        get_error_handler().record_exception(UserError(text))  # for the launcher
-        os._exit(HUNG)
 
-
-def _current_line(thread: int | None) -> str:
-    """The line of the project that a thread is at."""
-    frame = sys._current_frames().get(thread or 0)
-    while frame is not None:
-        file, root = frame.f_code.co_filename, f"{PROJECT}{os.sep}"
-        if file.startswith(root) and "site-packages" not in file:
-            return f"{file.removeprefix(root)}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
+def _current_line() -> str:
+    """The line of the project that the main thread is at."""
+    frames = sys._current_frames()
+    for frame, line in traceback.walk_stack(frames.get(threading.main_thread().ident or 0)):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PROJECT) and "site-packages" not in path.parts:
+            return f"{path.relative_to(PROJECT)}:{line} in {frame.f_code.co_name}"
     return "no line of this project"
 
 

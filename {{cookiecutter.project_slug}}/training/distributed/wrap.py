@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,13 +68,11 @@ def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | No
     """Shard the parameters over all ranks, layer by layer (FSDP2)."""
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.data, src=0)
-    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
-    if reduce_dtype is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
-    for layers in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
-        for layer in layers:
-            fully_shard(layer, **options)
-    fully_shard(model, **options)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    layers = [layer for m in model.modules() if isinstance(m, nn.ModuleList) for layer in m]
+    for module in (*layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def gradient_sync(

@@ -1,9 +1,7 @@
 """What a rank that fails leaves behind: advice for the user, and its traceback in `errors/`."""
 
 import re
-import sys
 import threading
-import time
 import traceback
 
 import torch
@@ -16,13 +14,11 @@ CHECKPOINT_TIMEOUT_S = 10.0  # how long to wait for a checkpoint that is being w
 def advice_for(error: BaseException) -> str:
     """What to do about a failure that has a usual cause, or "".
 
-    The errors that are recognized by their text are plain RuntimeErrors: nothing else tells.
+    Errors that are recognized by their text are plain RuntimeErrors: there is no type or code.
     """
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
-        rows, length = 0, 0
-        if watchdog.position.shape:
-            rows, length = watchdog.position.shape[0], watchdog.position.shape[-1]
+        rows, length = watchdog.position.shape
         return (
             f"memory ran out with {rows} rows of {length} tokens at a time: --batch-size "
             f"{max(1, rows // 2)} needs less and gives the same result (--eval-batch-size in an "
@@ -46,15 +42,7 @@ def write_traceback(error: BaseException, rank: str) -> None:
     error.add_note(f"in: {watchdog.position}")
     if advice := advice_for(error):
         error.add_note(f"hint: {advice}")
-    text = "".join(traceback.format_exception(error))
-    print(f"\n[rank {rank}] {text}", file=sys.stderr, flush=True)
-    if watchdog.errors_folder is not None:
-        try:
-            watchdog.errors_folder.mkdir(exist_ok=True)
-            with (watchdog.errors_folder / f"rank{rank}.txt").open("a", encoding="utf-8") as file:
-                file.write(f"{time.ctime()}\n{text}\n")
-        except OSError:  # the disk may be what failed
-            pass
+    watchdog.write_error(rank, "".join(traceback.format_exception(error)))
 
 
 def wait_for_checkpoint() -> None:
