@@ -2,10 +2,9 @@
 
     python -m training.launch.launcher [torchrun flags] train.py [train.py flags]
 
-`launch.sh`, `launch_multinode.sh` and `launch.sbatch` call this. It adds to `torchrun`: a mistyped
-flag or a missing package is reported once, before PyTorch is imported; the ranks share the CPU's
-cores; a machine waits for the others, and says so; a signal asks the ranks to save and stop; a
-failure is reported in a few lines, with the first error.
+It adds to `torchrun`: a mistyped flag or a missing package is reported once, before PyTorch is
+imported; ranks share the CPU's cores; a machine waits for the others, and says so; a signal asks
+the ranks to save and stop; a failure is reported in a few lines, with the first error.
 """
 
 import argparse
@@ -38,20 +37,17 @@ def main(argv: list[str]) -> int:
         launcher, others = _launcher_flags().parse_known_args(argv)
         position = next((i for i, word in enumerate(others) if word.endswith(".py")), None)
         if position is None:
-            raise UserError(
-                "no script given: python -m training.launch.launcher [flags] train.py [flags]"
-            )
+            usage = "python -m training.launch.launcher [flags] train.py [flags]"
+            raise UserError(f"no script given: {usage}")
         torchrun, script, flags = others[:position], others[position], others[position + 1 :]
         max_restarts = _integer("--max-restarts", launcher.max_restarts, low=0)
         if Path(script).name == "train.py":
             config = parse_args(flags)  # ends here after --help or a mistake
             if max_restarts and config.run_name is None and config.resume in ("auto", "never"):
                 flags += ["--run-name", time.strftime("%Y%m%d-%H%M%S")]  # the same after a restart
-        if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
-            raise UserError(f"no {', '.join(missing)} in {sys.executable}: {_how_to_install()}")
-        ranks = None
-        if launcher.nproc_per_node:
-            ranks = _integer("--nproc-per-node", launcher.nproc_per_node)
+        _check_packages()
+        given = launcher.nproc_per_node
+        ranks = _integer("--nproc-per-node", given) if given else None
         if max_restarts:
             torchrun = [f"--max-restarts={max_restarts}", *torchrun]
         torchrun = [*_rendezvous_flags(launcher), *torchrun]
@@ -67,16 +63,20 @@ def main(argv: list[str]) -> int:
 def _launcher_flags() -> Parser:
     """The launcher's own flags. They may stand anywhere; the rest is torchrun's or train.py's."""
     parser = Parser("launch", add_help=False, allow_abbrev=False)
-    for name, default in (
-        ("nproc-per-node", os.environ.get("NPROC_PER_NODE", "")),
-        ("nnodes", "1"),
-        ("node-rank", ""),
-        ("master-addr", ""),
-        ("master-port", "29500"),
-        ("max-restarts", os.environ.get("MAX_RESTARTS", "0")),
-    ):
+    defaults = {"nnodes": "1", "node-rank": "", "master-addr": "", "master-port": "29500"}
+    defaults["nproc-per-node"] = os.environ.get("NPROC_PER_NODE", "")
+    defaults["max-restarts"] = os.environ.get("MAX_RESTARTS", "0")
+    for name, default in defaults.items():
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default=default)
     return parser
+
+
+def _check_packages() -> None:
+    """Errors: UserError that names missing packages and the command that installs them."""
+    if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
+        folder, python = shlex.quote(str(PROJECT)), shlex.quote(sys.executable)
+        command = f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
+        raise UserError(f"no {', '.join(missing)} in {sys.executable}: {command}")
 
 
 def _integer(name: str, text: str, low: int = 1, high: int = 1_000_000) -> int:
@@ -112,17 +112,9 @@ def _report_ignored_variables() -> None:
     """torchrun would read these, and start on several machines."""
     for name, default in (("PET_NNODES", "1"), ("PET_NODE_RANK", "0")):
         if os.environ.get(name, default) != default:
-            print(
-                f"launch: {name} is ignored: launch.sh is for one machine, launch_multinode.sh "
-                "(--nnodes, --node-rank) for several",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
-def _how_to_install() -> str:
-    folder, python = shlex.quote(str(PROJECT)), shlex.quote(sys.executable)
-    return f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
+            usage = "launch_multinode.sh (--nnodes, --node-rank) for several"
+            text = f"{name} is ignored: launch.sh is for one machine, {usage}"
+            print(f"launch: {text}", file=sys.stderr)
 
 
 def usable_cpus() -> int:
