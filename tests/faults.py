@@ -2,8 +2,8 @@
 
 `Lab` holds a copy of the project whose `model.py` and `data.py` do the fault that the environment
 names, a tiny model, a few rows, and the weights of a run that nothing happened to. Each function in
-`FAULTS` does one fault, checks how the run ended and what it said, and returns the steps that were
-done and had to be done again.
+`FAULTS` does one fault, checks how the run ended and what it printed, and returns the number of
+steps that had to be done again.
 """
 
 import json
@@ -107,10 +107,10 @@ def rows(*arguments):
         yield row
 """
 TINY = """
-import sys
+sys.path.append({project!r} + "/tests")
 from tiny import save_tiny
-lines = open(sys.argv[1], encoding="utf-8").read().splitlines()[1:]
-save_tiny(sys.argv[2], [line.split("\\t")[0] for line in lines])
+lines = open({rows!r}, encoding="utf-8").read().splitlines()[1:]
+save_tiny({model!r}, [line.split("\\t")[0] for line in lines])
 """
 
 
@@ -214,11 +214,10 @@ class Lab:
             PYTHON=sys.executable, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
             HF_HUB_OFFLINE="1", TMPDIR=str(folder),
         )  # fmt: skip
-        self.forked = Forked(self.project, self.environment, fork_ranks=True)
-        subprocess.run(
-            [sys.executable, "-c", TINY, folder / "train.tsv", folder / "tiny"], check=True,
-            env=clean_environment(PYTHONPATH=f"{self.project}:{self.project}/tests"), cwd=folder,
-        )  # fmt: skip
+        tiny = TINY.format(
+            project=str(self.project), rows=f"{folder}/train.tsv", model=f"{folder}/tiny"
+        )
+        self.forked = Forked(self.project, self.environment, fork_ranks=True, first=tiny)
         self.flags = [
             "--nproc-per-node=2", f"--config={folder}/empty.toml", f"--model={folder}/tiny",
             f"--train-file={folder}/train.tsv", f"--val-file={folder}/val.tsv", "--lr=3e-3",
@@ -656,8 +655,8 @@ FAULTS: dict[tuple[str, str], Callable[[Lab, str], int]] = {
 }
 
 
-# Done by the benchmark alone: the project's own tests (test_survival.py and others) do the same to
-# ranks in less time, or another fault of this file is near.
+# Only the benchmark does these: the project's own tests (test_survival.py and others) do the same
+# to ranks in less time, or another fault of this file is similar.
 ALSO_ELSEWHERE = (
     "endless loop on a rank", "disk read-only", "umask 0",
     "run folder removed", "checkpoint truncated", "checkpoint with a bit flipped",
@@ -699,5 +698,5 @@ def soak(lab: Lab, kills: int, seed: int, say: Callable[[str], None]) -> list[tu
         lost = max(0, reached - resumed)
         assert lost <= 4, f"{lost} steps lost"
         killed.append((who, lost))
-        say(f"kill {len(killed)}: {who}, at step {reached}, goes on from {resumed}")
+        say(f"kill {len(killed)}: {who}, at step {reached}, resumes from {resumed}")
     return killed

@@ -80,6 +80,11 @@ class Rank:
 
 if sys.argv[1] == "fork ranks":
     subprocess_handler.Popen = Rank
+pid = os.fork()
+if pid == 0:
+    leave(exec, sys.argv[2], {"sys": sys})
+if os.waitpid(pid, 0)[1]:
+    sys.exit(1)
 sys.stdout.reconfigure(write_through=True)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
@@ -135,12 +140,15 @@ class Launcher:
 class Forked:
     """Starts launchers of `project`. Close it at the end."""
 
-    def __init__(self, project: Path, environment: dict[str, str], fork_ranks: bool) -> None:
+    def __init__(
+        self, project: Path, environment: dict[str, str], fork_ranks: bool, first: str = ""
+    ) -> None:
+        """`first`: code that a fork executes before the first launch."""
         self.project = project
         self.environment = environment | {"PYTHONPATH": str(project)}  # as launch.sh does
         self.lock = threading.Lock()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", SERVER, "fork ranks" if fork_ranks else ""],
+            [sys.executable, "-P", "-c", SERVER, "fork ranks" if fork_ranks else "", first],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", env=self.environment,
         )  # fmt: skip
 

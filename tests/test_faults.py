@@ -21,7 +21,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[faults.Lab]:
 
 
 HERE = [fault for fault in faults.FAULTS if fault[0] not in faults.ALSO_ELSEWHERE]
-FROZEN = [fault for fault in HERE if fault[0] == "SIGSTOP of a rank"]
+WAITING = [f for f in HERE if f[0] == "SIGSTOP of a rank" or f[1] == "in an evaluation"]
 
 
 def check(lab: faults.Lab, fault: tuple[str, str]) -> None:
@@ -29,7 +29,7 @@ def check(lab: faults.Lab, fault: tuple[str, str]) -> None:
     assert lost_steps <= 7  # saved every 3 steps; a damaged one is a checkpoint further back
 
 
-@pytest.mark.parametrize("fault", [fault for fault in HERE if fault not in FROZEN], ids=", ".join)
+@pytest.mark.parametrize("fault", [fault for fault in HERE if fault not in WAITING], ids=", ".join)
 def test_fault(lab: faults.Lab, fault: tuple[str, str]) -> None:
     """The run ends as documented; some resume, and end with the weights of an uninterrupted run
     (`python benchmarks/faults.py` resumes all of them)."""
@@ -39,10 +39,11 @@ def test_fault(lab: faults.Lab, fault: tuple[str, str]) -> None:
         pytest.skip(f"no disk can be mounted here: {error}")
 
 
-def test_frozen_ranks(lab: faults.Lab) -> None:
-    """A rank that is stopped, in a step and in start-up. Together, since both mostly wait."""
+def test_faults_that_wait(lab: faults.Lab) -> None:
+    """A rank that is frozen in a step and in start-up, a stop in an evaluation: at the same time,
+    since they mostly wait."""
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda fault: check(lab, fault), FROZEN))
+        list(pool.map(lambda fault: check(lab, fault), WAITING))
 
 
 def test_soak(lab: faults.Lab, capsys: pytest.CaptureFixture[str]) -> None:

@@ -328,7 +328,7 @@ def test_multinode_flags_become_torchruns(
     project: Path, tmp_path: Path, run: Run, recorder: Path,
     flags: str, variables: dict[str, str], torchrun: list[str], command: str,
 ) -> None:  # fmt: skip
-    """launch_multinode.sh takes flags or variables, and hands the rest to train.py as it is."""
+    """launch_multinode.sh takes flags or variables, and passes the rest to train.py unchanged."""
     given = [*flags.split(), "--text-column", "two words", "--nproc-per-node", "3"]
     variables = {"PYTHON": str(recorder), **variables}
     done = run(tmp_path, project / "launch_multinode.sh", *given, **variables)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from conftest import Bake, clean_environment
 
-PATIENCE = 120  # seconds; a bound for what hangs, not a promise
+TIMEOUT_S = 120  # a bound for what hangs, not a promise
 
-# srun: note the options, then run the command on each node, and hand on the signals that the real
-# one hands on. SIGTERM is not among them: the real one kills its tasks on it.
+# srun: note the options, then run the command on each node, and forward the signals that the real
+# one forwards. SIGTERM is not among them: the real one kills its tasks on it.
 SRUN = """#!{python}
 import json, os, signal, subprocess, sys
 from pathlib import Path
@@ -42,7 +42,7 @@ SCONTROL = """#!/bin/sh
 echo "$@" >> "$NOTES/scontrol"
 if [ "$1 $2" = "show hostnames" ]; then printf 'node-a7\\nnode-b1\\nnode-b2\\n'; fi
 """
-# In the place of Python: notes what the launcher is given, then behaves as $ACT says.
+# Instead of Python: notes the launcher's arguments, then does what $ACT says.
 PYTHON = """#!{python}
 import json, os, signal, sys, time
 from pathlib import Path
@@ -115,14 +115,14 @@ class Job:
         )
 
     def wait_for(self, *names: str) -> None:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT_S
         while not all((self.notes / name).exists() for name in names):
             assert time.monotonic() < end, f"not all of {names}"
             time.sleep(0.05)
 
     def end(self) -> tuple[int, str]:
         try:
-            text, _ = self.process.communicate(timeout=PATIENCE)
+            text, _ = self.process.communicate(timeout=TIMEOUT_S)
         finally:
             self.process.kill()
         return self.process.returncode, text
@@ -154,9 +154,9 @@ def test_one_launcher_per_node(project: Path, slurm: Path, tmp_path: Path) -> No
     other = Job(project, slurm, tmp_path / "b", "ends", SLURM_JOB_ID="123458", RUN_NAME="mine",
                 RUNS_DIR="", SLURM_CPUS_PER_TASK="")  # fmt: skip
     assert other.end() == (0, "")
-    told = other.note("launcher-0.json")
-    assert "--master-port=23458" in told  # a port of its own, on the same nodes
-    assert told[-4:] == ["--runs-dir", str(project / "runs"), "--run-name", "mine"]
+    arguments = other.note("launcher-0.json")
+    assert "--master-port=23458" in arguments  # a port of its own, on the same nodes
+    assert arguments[-4:] == ["--runs-dir", str(project / "runs"), "--run-name", "mine"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from conftest import Bake, clean_environment
 from hosts import ADDRESSES, two_hosts
 
-PATIENCE = 300  # seconds; a bound for what hangs, not a promise
+TIMEOUT_S = 300  # a bound for what hangs, not a promise
 FLAGS = "--model from-scratch --log-every 1 --global-batch-size 16 --max-length 32 --dropout 0.1"
 
 
@@ -82,7 +82,7 @@ def start_on(host: str, node_rank: int, project: Path, *more: str) -> subprocess
 def finish(*processes: subprocess.Popen[str]) -> None:
     """Wait for all of them; none may have failed."""
     try:
-        texts = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+        texts = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -96,15 +96,15 @@ def log_lines(project: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def learned(project: Path, name: str) -> list[dict[str, float]]:
+def logged_numbers(project: Path, name: str) -> list[dict[str, float]]:
     keys = ("step", "split", "loss", "lr", "grad_norm", "accuracy")
     return [{k: line[k] for k in keys if k in line} for line in log_lines(project, name)]
 
 
 @pytest.mark.slow
 def test_two_hosts_learn_what_one_does(hosts: tuple[str, str], project: Path) -> None:
-    """Two hosts of one rank log the same losses, to the bit, as one host of two ranks; and when
-    one of them is asked to stop, both save and end well."""
+    """Two hosts of one rank log bit-identical losses to one host of two ranks; and when one of
+    them is asked to stop, both save and end with exit code 0."""
     steps = ["--max-steps", "12"]
     finish(
         start_on(hosts[1], 1, project, *flags(project, "two-hosts", *steps)),
@@ -112,7 +112,7 @@ def test_two_hosts_learn_what_one_does(hosts: tuple[str, str], project: Path) ->
     )
     local = [str(project / "launch.sh"), "--nproc-per-node", "2"]
     finish(start(project, *local, *flags(project, "one-host", *steps)))
-    assert learned(project, "two-hosts") == learned(project, "one-host")
+    assert logged_numbers(project, "two-hosts") == logged_numbers(project, "one-host")
     losses = [line["loss"] for line in log_lines(project, "one-host") if line["split"] == "train"]
     assert len(losses) == 12
     results = json.loads((project / "runs" / "two-hosts" / "results.json").read_text("utf-8"))
@@ -123,7 +123,7 @@ def test_two_hosts_learn_what_one_does(hosts: tuple[str, str], project: Path) ->
         start_on(host, rank, project, *flags(project, "stopped", *steps))
         for rank, host in enumerate(hosts)
     ]
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_S
     while len(log_lines(project, "stopped")) < 5:
         assert time.monotonic() < end and all(process.poll() is None for process in both)
         time.sleep(0.1)

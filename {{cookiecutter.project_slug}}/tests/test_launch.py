@@ -1,4 +1,4 @@
-"""The real thing: ./launch.sh on two ranks, stopped by a signal, resumed, finished."""
+"""./launch.sh on two ranks: stopped by a signal, resumed, finished."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def results(folder: Path) -> dict:
 
 
 def test_stop_resume_finish(tmp_path: Path) -> None:
-    """SIGTERM to the launcher: all ranks save the same step, exit code 0; the run then goes on."""
+    """SIGTERM to the launcher: all ranks save the same step, exit code 0; the run then resumes."""
     process = launch(tmp_path, "--epochs", "1000")
     log = tmp_path / "runs" / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 200
@@ -54,7 +54,7 @@ def test_stop_resume_finish(tmp_path: Path) -> None:
     assert results(tmp_path)["world_size"] == 2
 
 
-def test_a_mistake_is_told_once(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once(tmp_path: Path) -> None:
     """A missing column on two ranks: one line, exit code 2, no stack, no run folder."""
     process = launch(tmp_path, "--text-column", "txet")
     output, _ = process.communicate(timeout=300)

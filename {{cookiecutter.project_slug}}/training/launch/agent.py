@@ -46,13 +46,10 @@ class Agent(LocalElasticAgent):
         self.stop_signals: list[int] = []  # those received so far
         self.restarts_left = spec.max_restarts
         self.pids: list[int] = []
-        self.handlers: dict[signal.Signals, Any] = {
-            number: self._on_stop_signal
-            for number in STOP_SIGNALS
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        if signal.SIGHUP not in self.handlers:
-            self.handlers[signal.SIGHUP] = signal.SIG_IGN  # nohup: stays ignored
+        self.handlers: dict[int, Any] = dict.fromkeys(STOP_SIGNALS, self._on_stop_signal)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is signal.SIG_IGN:  # as nohup wants it for SIGHUP
+                self.handlers[number] = signal.SIG_IGN
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._set_handlers()
