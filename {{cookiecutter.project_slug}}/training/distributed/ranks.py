@@ -41,8 +41,8 @@ def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def rank_name() -> str:
-    """For messages, also before there is a process group."""
-    return os.environ.get("RANK", "0")
+    """This process's rank for messages, also before there is a process group."""
+    return str(dist.get_rank()) if dist.is_initialized() else os.environ.get("RANK", "0")
 
 
 def is_launched() -> bool:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from training.distributed.ranks import rank_name
 from training.settings.config import PROJECT
 from training.settings.errors import HUNG, UserError
 
@@ -57,17 +58,14 @@ def heartbeat() -> None:
     _last_progress = time.monotonic()
 
 
-def write_error(rank: int | str, text: str, with_threads: bool = False) -> None:
-    """Print why this rank fails, and add it to its file in the run's `errors/`.
-
-    `with_threads`: in the file, also where each thread is.
-    """
-    print(f"\n[rank {rank}] {text}", file=sys.stderr, flush=True)
+def write_error(text: str, with_threads: bool = False) -> None:
+    """Print why this rank fails; keep it in `errors/`, and with it where each thread is."""
+    print(f"\n[rank {rank_name()}] {text}", file=sys.stderr, flush=True)
     if errors_folder is None:
         return
     with suppress(OSError):  # the disk may be what failed
         errors_folder.mkdir(parents=True, exist_ok=True)
-        with (errors_folder / f"rank{rank}.txt").open("a", encoding="utf-8") as file:
+        with (errors_folder / f"rank{rank_name()}.txt").open("a", encoding="utf-8") as file:
             print(time.ctime(), text, sep="\n", file=file, flush=True)
             if with_threads:
                 faulthandler.dump_traceback(file)
@@ -84,12 +82,10 @@ class Watchdog(threading.Thread):
         # Its own connection: the main thread may be waiting on the other.
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=30))  # where the main machine is gone
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.start_timeout, self.step_timeout = start_timeout, step_timeout
         quarters = [timeout / 4 for timeout in (start_timeout, step_timeout) if timeout]
         self.interval = min([2.0, *quarters])  # seconds
         self.stopped = threading.Event()
-        self.count = 0  # of what was published: it grows while the process runs
         heartbeat()
 
     def run(self) -> None:
@@ -105,7 +101,7 @@ class Watchdog(threading.Thread):
             except (dist.DistError, RuntimeError) as error:  # the store's machine is gone
                 text = f"the main process's machine does not answer ({str(error).splitlines()[0]})"
             if self._is_late() and not self.stopped.is_set():
-                write_error(self.rank, text, with_threads=True)
+                write_error(text, with_threads=True)
                 get_error_handler().record_exception(UserError(text))  # for the launcher
                 os._exit(HUNG)
 
@@ -121,24 +117,24 @@ class Watchdog(threading.Thread):
         return 0 < self._timeout() < time.monotonic() - _last_progress
 
     def _publish(self) -> None:
-        self.count += 1
-        state = self.count, str(position), _current_line()
-        self.store.set(f"watch/{self.rank}", json.dumps(state))
+        state = time.monotonic(), str(position), _current_line()
+        self.store.set(f"watch/{dist.get_rank()}", json.dumps(state))
 
     def _read_all(self) -> dict[int, list[Any]]:
-        """(count, position, line) by rank, of those that have published them."""
-        keys = {rank: f"watch/{rank}" for rank in range(self.world_size)}
-        published = {rank: key for rank, key in keys.items() if self.store.check([key])}
-        return {rank: json.loads(self.store.get(key)) for rank, key in published.items()}
+        """By rank: the time when it published this (0: never), its position, its line."""
+        states = {rank: [0, START, ""] for rank in range(dist.get_world_size())}
+        for rank in states:
+            if self.store.check([f"watch/{rank}"]):
+                states[rank] = json.loads(self.store.get(f"watch/{rank}"))
+        return states
 
     def _describe_wait(self, before: dict[int, list[Any]], after: dict[int, list[Any]]) -> str:
         """Which ranks do not answer, and where the others are. `before`, `after`: two readings."""
         text = f"no progress for {self._timeout():.0f} s"
         silent: dict[str, list[int]] = defaultdict(list)
         waiting: dict[str, list[int]] = defaultdict(list)
-        for rank in range(self.world_size):
-            count, place, line = after.get(rank, [0, START, ""])
-            if before.get(rank, [0])[0] == count:
+        for rank, (published, place, line) in after.items():
+            if published == before[rank][0]:
                 silent[place].append(rank)
             else:
                 waiting[f"in {place}, at {line}"].append(rank)

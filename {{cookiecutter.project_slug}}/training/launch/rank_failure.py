@@ -37,12 +37,12 @@ def advice_for(error: BaseException) -> str:
     return ""
 
 
-def write_traceback(error: BaseException, rank: str) -> None:
+def write_traceback(error: BaseException) -> None:
     """Add to `error` where the rank was, and advice; print it, and keep it in the run's folder."""
     error.add_note(f"in: {watchdog.position}")
     if advice := advice_for(error):
         error.add_note(f"hint: {advice}")
-    watchdog.write_error(rank, "".join(traceback.format_exception(error)))
+    watchdog.write_error("".join(traceback.format_exception(error)))
 
 
 def wait_for_checkpoint() -> None:

@@ -45,34 +45,7 @@ RANKS_AT_ONCE = 32  # with more ranks, a reduction takes longer than a step, and
 
 
 class StoppedEarly(BaseException):
-    """Asked to stop before there was anything to save: this rank leaves at once.
-
-    Not an Exception, so that nothing on the way out handles it as a failure.
-    """
-
-
-class BackgroundFlags:
-    """Flags that any rank may raise. They are reduced in the background, on the CPU, and read at
-    the next call: a step never waits for them, nor for the device."""
-
-    def __init__(self) -> None:
-        self._pending: tuple[torch.Tensor, Any] | None = None
-
-    def exchange(self, *raised: bool) -> list[bool]:
-        """Send this rank's flags. Returns which ones any rank had raised by the call before."""
-        before = self.finish()
-        flags = torch.tensor(raised, dtype=torch.int32)
-        self._pending = flags, dist.all_reduce(flags, async_op=True)
-        return before or [False] * len(raised)
-
-    def finish(self) -> list[bool]:
-        """Wait for the reduction that is under way; an empty list if there is none."""
-        if self._pending is None:
-            return []
-        flags, work = self._pending
-        self._pending = None  # it holds the process group
-        work.wait()
-        return [count > 0 for count in flags.tolist()]
+    """Asked to stop before there was anything to save. Not an Exception: nothing handles it."""
 
 
 class StopRequest:
@@ -85,10 +58,10 @@ class StopRequest:
         self.asked = self.is_ready = False
         self.deadline = math.inf
         if max_time:  # from the launch on: the ranks may have been started again since
-            launched = float(os.environ.get("LAUNCHED_AT", STARTED))
-            self.deadline = launched + seconds_of(max_time)
+            self.deadline = float(os.environ.get("LAUNCHED_AT", STARTED)) + seconds_of(max_time)
         self._calls = 0
-        self._flags = BackgroundFlags()
+        # In the background, on the CPU: a step never waits for it, nor for the device.
+        self._reduction: tuple[torch.Tensor, Any] | None = None
         self._old_handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -111,15 +84,26 @@ class StopRequest:
         self._calls += 1
         if self._calls % math.ceil(dist.get_world_size() / RANKS_AT_ONCE):
             return False
+        num_asked, num_errors = self._end_reduction()
         asked = self.asked or time.time() > self.deadline
-        any_asked, any_error = self._flags.exchange(asked, error is not None)
-        if any_error:
+        flags = torch.tensor([asked, error is not None], dtype=torch.int32)
+        self._reduction = flags, dist.all_reduce(flags, async_op=True)
+        if num_errors:
             on_main(lambda: _raise(error))
-        return any_asked
+        return num_asked > 0
+
+    def _end_reduction(self) -> Any:
+        """How many ranks had been asked, and how many had an error, in the call before."""
+        if self._reduction is None:
+            return 0, 0
+        flags, work = self._reduction
+        self._reduction = None  # it holds the process group
+        work.wait()
+        return flags.tolist()
 
     def close(self) -> None:
         """Wait for the reduction that is under way, and give the signals back."""
-        self._flags.finish()
+        self._end_reduction()
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training.distributed import watchdog
-from training.distributed.ranks import has_terminal, is_launched, rank_name, reduce_tensor, setup
+from training.distributed.ranks import has_terminal, is_launched, reduce_tensor, setup
 from training.launch import rank_failure
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
@@ -23,11 +23,10 @@ from training.step.compile import choose_kernels
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
     """Call `main(config, device)` in a process group, then leave with the right exit code.
 
-    On success the group is destroyed when everything of `main` that holds it is gone. The process
-    then leaves without Python's own shutdown: FSDP's caches keep gloo's threads alive, and Python
-    sometimes aborts over them, after all work is done.
-    On failure other ranks may wait in a collective, so this rank leaves at once, without another
-    collective that could hang; the launcher then ends the others.
+    On success the group is destroyed when everything of `main` that holds it is gone. Python's own
+    shutdown is left out: FSDP's caches keep gloo's threads alive, and it sometimes aborts over
+    them. On failure other ranks may wait in a collective, so this rank leaves at once, without
+    another collective that could hang; the launcher then ends the others.
     """
     gc.freeze()  # imported objects stay: no collection needs to look at them
     gc.enable()
@@ -35,10 +34,17 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     die_with_launcher()
     get_error_handler().initialize()
     try:
-        _call(main, config)
+        choose_kernels(config)
+        # The watchdog ends a wait first, since it knows more than a collective.
+        device, store = setup(config.timeout + watchdog.COLLECTIVE_MARGIN_S)
+        thread = watchdog.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
+        if dist.get_world_size() > 1:
+            thread.start()
+        main(config, device)
+        thread.stop()
     except Exception as error:
         if not needs_no_traceback(error):
-            rank_failure.write_traceback(error, rank_name())
+            rank_failure.write_traceback(error)
         elif has_terminal():
             print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
         get_error_handler().record_exception(error)
@@ -52,17 +58,6 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
     dist.destroy_process_group()
     _leave(0)
-
-
-def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
-    choose_kernels(config)
-    # The watchdog ends a wait first, since it knows more than a collective.
-    device, store = setup(config.timeout + watchdog.COLLECTIVE_MARGIN_S)
-    thread = watchdog.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
-    if dist.get_world_size() > 1:
-        thread.start()
-    main(config, device)
-    thread.stop()
 
 
 def _leave(code: int) -> None:
