@@ -40,11 +40,11 @@ def reduce_rows(
     used = torch.linalg.vector_norm(table, dim=1).ne(0).byte()
     dist.all_reduce(used, dist.ReduceOp.MAX)
     rows = used.nonzero().squeeze(1)
-    flat = torch.cat([table[rows].reshape(-1), *(g.reshape(-1) for g in gradients)])
-    flat.div_(dist.get_world_size())
+    parts = [part.reshape(-1) for part in (table[rows], *gradients)]
+    sizes = [len(part) for part in parts]
+    flat = torch.cat(parts).div_(dist.get_world_size())
 
     def scatter(done: Any) -> torch.Tensor:
-        sizes = [rows.numel() * table.shape[1], *(g.numel() for g in gradients)]
         reduced_rows, *reduced = done.value()[0].split(sizes)
         table[rows] = reduced_rows.view(-1, table.shape[1])
         for gradient, values in zip(gradients, reduced, strict=True):

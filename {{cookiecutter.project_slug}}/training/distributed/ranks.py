@@ -40,11 +40,6 @@ def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
     return rank, local_rank, world_size
 
 
-def rank_name() -> str:
-    """This process's rank for messages, also before there is a process group."""
-    return str(dist.get_rank()) if dist.is_initialized() else os.environ.get("RANK", "0")
-
-
 def is_launched() -> bool:
     """Whether torchrun, or our launcher, has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -90,6 +85,11 @@ def is_main() -> bool:
     return dist.get_rank() == 0
 
 
+def rank_name() -> str:
+    """This process's rank for messages, also before there is a process group."""
+    return str(dist.get_rank()) if dist.is_initialized() else os.environ.get("RANK", "0")
+
+
 def has_terminal() -> bool:
     """Whether the output of this process is shown: local rank 0, or a process without ranks."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
@@ -98,7 +98,7 @@ def has_terminal() -> bool:
 def reduce_tensor(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     """The reduction of `tensor` over all ranks; `tensor` itself stays as it is.
 
-    For a mean, divide a reduced sum by a reduced count: ranks may hold different numbers of rows.
+    For a mean, divide a reduced sum by a reduced count: ranks hold different numbers of rows.
     """
     result = tensor.detach().clone()
     dist.all_reduce(result, op)

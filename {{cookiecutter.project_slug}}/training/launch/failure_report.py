@@ -71,7 +71,7 @@ def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
 
 def _recorded_error(failure: Any) -> tuple[str, list[str]]:
     """Of the exception that a rank has recorded: the line that describes it; then the place in
-    the project where it was raised, and the notes that `rank_failure.py` has added."""
+    the project where it was raised, and the notes that `worker.py` has added."""
     if not isinstance(failure.message, dict):
         return "", []
     # PyTorch records "Type: text" and Python's traceback, both only as text.

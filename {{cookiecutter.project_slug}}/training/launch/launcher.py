@@ -2,9 +2,8 @@
 
     python -m training.launch.launcher [torchrun flags] train.py [train.py flags]
 
-It adds to `torchrun`: a mistyped flag or a missing package is reported once, before PyTorch is
-imported; ranks share the CPU's cores; a machine waits for the others, and says so; a signal asks
-the ranks to save and stop; a failure is reported in a few lines, with the first error.
+A mistyped flag or a missing package is reported once, before PyTorch is imported. What is not a
+flag of the launcher's, torchrun or the script gets.
 """
 
 import argparse
@@ -57,9 +56,6 @@ def main(argv: list[str]) -> int:
         return USER_ERROR
 
 
-# -- flags ---------------------------------------------------------------------------------------
-
-
 def _launcher_flags() -> Parser:
     """The launcher's own flags. They may stand anywhere; the rest is torchrun's or train.py's."""
     parser = Parser("launch", add_help=False, allow_abbrev=False)
@@ -91,30 +87,23 @@ def _integer(name: str, text: str, low: int = 1, high: int = 1_000_000) -> int:
 def _rendezvous_flags(flags: argparse.Namespace) -> list[str]:
     """torchrun's flags for where the ranks find each other."""
     nnodes = _integer("--nnodes", flags.nnodes)
+    check_interfaces()
     if nnodes == 1:
-        check_interfaces()
-        _report_ignored_variables()
+        for name, default in (("PET_NNODES", "1"), ("PET_NODE_RANK", "0")):
+            if os.environ.get(name, default) != default:  # torchrun would read it
+                text = f"{name} is ignored: launch.sh is for one machine, launch_multinode.sh"
+                print(f"launch: {text} (--nnodes, --node-rank) for several", file=sys.stderr)
         use_loopback()  # port 0 is any free one, so that two launches never collide
         where = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     else:
         node_rank = _integer("--node-rank", flags.node_rank, 0, nnodes - 1)
         port = _integer("--master-port", flags.master_port, 1, 65535)
         timeout = _integer("LAUNCH_TIMEOUT", os.environ.get("LAUNCH_TIMEOUT", "600"))
-        check_interfaces()
         # static: rank 0 is on the machine that was named, not on the one that came first
         endpoint = meet(flags.master_addr, port, node_rank, timeout)
         where = ["--rdzv-backend=static", f"--rdzv-endpoint={endpoint}"]
         where += [f"--node-rank={node_rank}", f"--rdzv-conf=timeout={timeout}"]
     return [f"--nnodes={nnodes}", *where]
-
-
-def _report_ignored_variables() -> None:
-    """torchrun would read these, and start on several machines."""
-    for name, default in (("PET_NNODES", "1"), ("PET_NODE_RANK", "0")):
-        if os.environ.get(name, default) != default:
-            usage = "launch_multinode.sh (--nnodes, --node-rank) for several"
-            text = f"{name} is ignored: launch.sh is for one machine, {usage}"
-            print(f"launch: {text}", file=sys.stderr)
 
 
 def usable_cpus() -> int:
@@ -129,9 +118,6 @@ def default_ranks() -> int:
     if torch.accelerator.is_available():
         return torch.accelerator.device_count()
     return min(2, usable_cpus())
-
-
-# -- the ranks -----------------------------------------------------------------------------------
 
 
 def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:

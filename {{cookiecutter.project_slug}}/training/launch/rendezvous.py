@@ -53,10 +53,15 @@ def meet(address: str, port: int, node_rank: int, timeout: int) -> str:
         print(f"launch: {problem}; {advice}", file=sys.stderr)
     elif interface := _interface_towards(host, port):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if node_rank == 0:
-        _check_port_is_free(port, endpoint)
-    else:
+    if node_rank > 0:
         _wait_for(host, port, endpoint, timeout)
+        return endpoint
+    try:
+        socket.create_server(("", port)).close()  # PyTorch's store will listen there
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            problem = f"no rendezvous at {endpoint}: address already in use"
+            raise UserError(f"{problem}; give another --master-port") from None
     return endpoint
 
 
@@ -68,16 +73,6 @@ def resolve(address: str) -> str:
         advice = "give a name or an IP address that every machine can reach"
         raise UserError(f"--master-addr {address} cannot be resolved ({error}); {advice}") from None
     return str(min(entries, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
-
-
-def _check_port_is_free(port: int, endpoint: str) -> None:
-    """PyTorch's store will listen there. Errors: UserError when another program does."""
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            problem = f"no rendezvous at {endpoint}: address already in use"
-            raise UserError(f"{problem}; give another --master-port") from None
 
 
 def _wait_for(host: str, port: int, endpoint: str, timeout: int) -> None:

@@ -1,10 +1,13 @@
-"""The life of a rank's process: its process group, its watchdog, and its exit code."""
+"""The life of a rank's process: its process group, its watchdog, its failure, its exit code."""
 
 import ctypes
 import gc
 import os
+import re
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -13,11 +16,12 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training.distributed import watchdog
 from training.distributed.ranks import has_terminal, is_launched, reduce_tensor, setup
-from training.launch import rank_failure
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
 from training.step.compile import choose_kernels
+
+CHECKPOINT_TIMEOUT_S = 10.0  # how long a failed rank waits for a checkpoint that is being written
 
 
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
@@ -43,13 +47,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
         main(config, device)
         thread.stop()
     except Exception as error:
-        if not needs_no_traceback(error):
-            rank_failure.write_traceback(error)
-        elif has_terminal():
-            print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
-        get_error_handler().record_exception(error)
-        rank_failure.wait_for_checkpoint()
-        _leave(USER_ERROR if needs_no_traceback(error) else 1)
+        _leave(_report(error))
     except KeyboardInterrupt:  # before there was a StopRequest
         _leave(130)
     except StoppedEarly:
@@ -58,6 +56,48 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
     dist.destroy_process_group()
     _leave(0)
+
+
+def _report(error: Exception) -> int:
+    """Print and record why this rank fails, let a checkpoint reach the disk; the exit code."""
+    if not needs_no_traceback(error):
+        error.add_note(f"in: {watchdog.position}")
+        if advice := advice_for(error):
+            error.add_note(f"hint: {advice}")
+        watchdog.write_error("".join(traceback.format_exception(error)))
+    elif has_terminal():
+        print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
+    get_error_handler().record_exception(error)  # for the launcher
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(CHECKPOINT_TIMEOUT_S)
+    return USER_ERROR if needs_no_traceback(error) else 1
+
+
+def advice_for(error: Exception) -> str:
+    """What to do about a failure that has a usual cause, or "".
+
+    Errors that are recognized by their text are plain RuntimeErrors: there is no type or code.
+    """
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        rows, length = watchdog.position.shape
+        return (
+            f"memory ran out with {rows} rows of {length} tokens at a time: --batch-size "
+            f"{max(1, rows // 2)} needs less and gives the same result (--eval-batch-size in an "
+            "evaluation); --gradient-checkpointing and a shorter --max-length need less too"
+        )
+    if re.search(r"DataLoader worker .*(killed|exited unexpectedly)|Bus error", text):
+        return (
+            "a loader process was killed, mostly because memory is short: --num-workers 0 starts "
+            "none; in a container, give it more shared memory (--shm-size)"
+        )
+    if "Expected to have finished reduction" in text:
+        return (
+            "a parameter of model.py did not contribute to the loss: every one must, on every "
+            "rank, unless requires_grad_(False) freezes it"
+        )
+    return ""
 
 
 def _leave(code: int) -> None:
