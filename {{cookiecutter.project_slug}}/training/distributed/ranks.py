@@ -18,10 +18,9 @@ T = TypeVar("T")
 
 
 def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """(rank, local_rank, world_size) of this process.
+    """(rank, local_rank, world_size) of this process, by the variables of torchrun, else of `srun`.
 
-    torchrun's variables win, also inside a Slurm job, where SLURM_PROCID is that of the launcher.
-    Slurm's own variables are used only if `srun` started the ranks directly. Errors: UserError.
+    Inside torchrun SLURM_PROCID would be that of the launcher. Errors: UserError.
     """
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE"]
     given = [name for name in names if name in environment]
@@ -76,9 +75,6 @@ def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
     group = dist.PrefixStore("group", store)
     dist.init_process_group(backend, timeout=wait, store=group, rank=rank, world_size=world_size)
     return device, store
-
-
-# -- messages between ranks -----------------------------------------------------------------------
 
 
 def is_main() -> bool:

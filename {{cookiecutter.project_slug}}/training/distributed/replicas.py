@@ -36,10 +36,7 @@ def checksum(weights: torch.Tensor) -> torch.Tensor:
 
 
 def check_gradients(model: nn.Module) -> None:
-    """Errors: UserError if a parameter did not contribute to this rank's loss.
-
-    DDP would wait for its gradient, and fail at the next step with a message that names none.
-    """
+    """Errors: UserError if a parameter did not contribute to this rank's loss. DDP names none."""
     missing = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,14 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{folder}.lock")
-    if not _acquired(lock, 0.0):
+    with suppress(Timeout):
+        lock.acquire(blocking=False)
+    if not lock.is_locked:
         log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
-        while not _acquired(lock, 5.0):
-            watchdog.heartbeat()  # it may take hours, and nothing is wrong
+    while not lock.is_locked:
+        watchdog.heartbeat()  # it may take hours, and nothing is wrong
+        with suppress(Timeout):
+            lock.acquire(5.0)
     building = folder.with_name(f".building-{folder.name}")
     try:
         if not folder.exists():
@@ -49,14 +54,6 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()
     return folder
-
-
-def _acquired(lock: FileLock, seconds: float) -> bool:
-    try:
-        lock.acquire(seconds)
-    except Timeout:
-        return False
-    return True
 
 
 def content_key(*parts: Any) -> str:

@@ -1,8 +1,8 @@
 """Where every rank is, and which one the others wait for when there is no progress.
 
-A rank records where it is with `report`. A thread publishes that in the ranks' store; when its rank
-has made no progress for too long, the thread reads what the others have published, reports which
-rank is missing, and ends the process. A collective that times out does not know who is missing.
+A rank records where it is with `report`. A thread publishes that in the ranks' store; without
+progress for too long, it reads what the others have published, reports which rank is missing, and
+ends the process. A collective that times out does not know who is missing.
 """
 
 import faulthandler

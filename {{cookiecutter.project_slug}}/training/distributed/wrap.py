@@ -1,7 +1,8 @@
 """The model over all ranks: DDP, FSDP, or DataParallel, by `--strategy`."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager as Context
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -36,10 +37,9 @@ def make_autocast(device: torch.device, precision: str) -> Callable[[], torch.au
 def wrap(
     model: nn.Module, with_loss: nn.Module, device: torch.device, config: TrainConfig
 ) -> nn.Module:
-    """What a step calls: `with_loss`, which holds `model`, over all ranks.
+    """What a step calls: `with_loss`, which holds `model`, over all ranks, with rank 0's weights.
 
-    Every rank starts with the main process's weights. With FSDP the parameters of `model` become
-    shards in place: build the optimizer after it.
+    With FSDP the parameters of `model` become shards in place: build the optimizer after it.
     """
     for parameter in model.parameters():
         # Fused AdamW goes through a weight and its moments in memory order. Weights converted from
@@ -75,9 +75,7 @@ def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | No
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def gradient_sync(
-    wrapped: nn.Module, model: nn.Module, ends_step: bool
-) -> AbstractContextManager[None]:
+def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> Context[None]:
     """Around forward and backward: ranks reduce gradients only in a step's last micro-batch."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(ends_step)

@@ -35,8 +35,7 @@ SHUTDOWN_TIMEOUT_S = 5  # how long ranks may take to end once another rank has f
 class Agent(LocalElasticAgent):
     """Asks the ranks to save and stop on a signal; torchrun's agent would end them and fail.
 
-    Errors of `run`: ChildFailedError when ranks failed and are not started again; SignalException
-    after a second SIGINT.
+    Errors of `run`: ChildFailedError if ranks failed for good; SignalException at a second SIGINT.
     """
 
     def __init__(self, spec: WorkerSpec, *args: Any, **options: Any) -> None:
@@ -81,11 +80,8 @@ class Agent(LocalElasticAgent):
 
     @contextlib.contextmanager
     def _kill_late_ranks(self) -> Iterator[None]:
-        """Kill the ranks when what is done here takes longer than SHUTDOWN_TIMEOUT_S.
-
-        PyTorch waits 30 s for ranks to end; its `--shutdown-timeout` is new, and not used when
-        they end because one has failed.
-        """
+        """Kill the ranks when what is done here takes longer than SHUTDOWN_TIMEOUT_S."""
+        # PyTorch waits 30 s; `--shutdown-timeout` is new, and ignored after a rank's failure.
         signal.signal(signal.SIGALRM, lambda number, frame: self._send(signal.SIGKILL))
         signal.alarm(SHUTDOWN_TIMEOUT_S)
         try:
@@ -120,16 +116,15 @@ def create_agent(config: LaunchConfig, python: Any, arguments: list[str]) -> Age
     names = {field.name for field in dataclasses.fields(WorkerSpec)}
     settings = {name: value for name, value in vars(config).items() if name in names}
     settings |= {"entrypoint": python, "args": tuple(arguments)}
-    settings |= {"rdzv_handler": get_rendezvous_handler(rendezvous)}
-    spec = WorkerSpec(local_world_size=config.nproc_per_node, **settings)
+    handler = get_rendezvous_handler(rendezvous)
+    spec = WorkerSpec(local_world_size=config.nproc_per_node, rdzv_handler=handler, **settings)
     return Agent(spec, config.logs_specs, log_line_prefix_template=config.log_line_prefix_template)
 
 
 def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
-    """Run `command` on `ranks` ranks of this machine, with these flags of torchrun.
+    """Run `command` on `ranks` ranks of this machine; return the launcher's exit code.
 
-    Local rank 0 has the terminal. What the others print goes to a file each, and on the screen
-    only when one of them is the first to fail. Returns the exit code of the table in `signals.py`.
+    Local rank 0 has the terminal. What another prints is shown only if it is the first to fail.
     """
     log_dir = tempfile.mkdtemp(prefix="ranks-")
     args = run.parse_args(["--log-dir", log_dir, *torchrun, f"--nproc-per-node={ranks}", *command])

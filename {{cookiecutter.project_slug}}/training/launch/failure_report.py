@@ -16,8 +16,7 @@ STOPPED_EARLY_CODES = (STOPPED_EARLY, -signal.SIGTERM, -signal.SIGUSR1, -signal.
 def report_failures(failures: dict[int, Any], stop_signals: list[int], log_dir: str) -> int:
     """Print which rank failed first, why and where; return the launcher's exit code.
 
-    `failures`: by rank, torchrun's ProcessFailure of each that did not end with exit code 0.
-    `stop_signals`: those that the launcher has received.
+    `failures`: torchrun's ProcessFailure by rank. `stop_signals`: what the launcher has received.
     """
     rank, first = min(failures.items(), key=failure_order)
     code = first.exitcode
@@ -29,9 +28,9 @@ def report_failures(failures: dict[int, Any], stop_signals: list[int], log_dir: 
         return USER_ERROR  # rank 0 has printed why
     error, details = _recorded_error(first)
     log_tail: list[str] = []
-    logs = sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log"))
-    if logs and not (code in (USER_ERROR, HUNG) and error):
-        log_tail = logs[-1].read_text("utf-8", "replace").splitlines()[-20:]
+    for log in sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log")):
+        if not (code in (USER_ERROR, HUNG) and error):
+            log_tail = log.read_text("utf-8", "replace").splitlines()[-20:]  # of the last attempt
     if code == HUNG:
         report = [f"launch: {error}"]
     elif code == USER_ERROR:
@@ -70,8 +69,7 @@ def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
 
 
 def _recorded_error(failure: Any) -> tuple[str, list[str]]:
-    """Of the exception that a rank has recorded: the line that describes it; then the place in
-    the project where it was raised, and the notes that `worker.py` has added."""
+    """A line that describes the exception that a rank has recorded; its place and its notes."""
     if not isinstance(failure.message, dict):
         return "", []
     # PyTorch records "Type: text" and Python's traceback, both only as text.

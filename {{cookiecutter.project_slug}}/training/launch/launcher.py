@@ -44,7 +44,10 @@ def main(argv: list[str]) -> int:
             config = parse_args(flags)  # ends here after --help or a mistake
             if max_restarts and config.run_name is None and config.resume in ("auto", "never"):
                 flags += ["--run-name", time.strftime("%Y%m%d-%H%M%S")]  # the same after a restart
-        _check_packages()
+        if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
+            folder, python = shlex.quote(str(PROJECT)), shlex.quote(sys.executable)
+            command = f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
+            raise UserError(f"no {', '.join(missing)} in {sys.executable}: {command}")
         given = launcher.nproc_per_node
         ranks = _integer("--nproc-per-node", given) if given else None
         if max_restarts:
@@ -65,14 +68,6 @@ def _launcher_flags() -> Parser:
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default=default)
     return parser
-
-
-def _check_packages() -> None:
-    """Errors: UserError that names missing packages and the command that installs them."""
-    if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
-        folder, python = shlex.quote(str(PROJECT)), shlex.quote(sys.executable)
-        command = f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
-        raise UserError(f"no {', '.join(missing)} in {sys.executable}: {command}")
 
 
 def _integer(name: str, text: str, low: int = 1, high: int = 1_000_000) -> int:

@@ -38,9 +38,7 @@ def use_loopback() -> None:
 def meet(address: str, port: int, node_rank: int, timeout: int) -> str:
     """Resolve the main machine's `address`, wait until it listens, and return `host:port`.
 
-    The others wait at most `timeout` seconds. Gloo gets the interface that leads there: its own
-    choice, the address of the host name, is on many machines a loopback address.
-    Errors: UserError.
+    The others wait at most `timeout` seconds. Errors: UserError.
     """
     if not address:
         raise UserError("give the address of node rank 0: --master-addr ADDRESS or MASTER_ADDR=...")
@@ -52,6 +50,7 @@ def meet(address: str, port: int, node_rank: int, timeout: int) -> str:
         advice = "if the other machines cannot connect, give --master-addr as an IP address"
         print(f"launch: {problem}; {advice}", file=sys.stderr)
     elif interface := _interface_towards(host, port):
+        # Gloo's own choice, the address of the host name, is often a loopback address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if node_rank > 0:
         _wait_for(host, port, endpoint, timeout)

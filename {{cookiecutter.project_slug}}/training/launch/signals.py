@@ -41,7 +41,7 @@ from training.settings.config import seconds_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STARTED = time.time()
-RANKS_AT_ONCE = 32  # with more ranks, a reduction takes longer than a step, and not each makes one
+RANKS_AT_ONCE = 32  # with more, a reduction takes longer than a step: not every step makes one
 
 
 class StoppedEarly(BaseException):
@@ -78,7 +78,6 @@ class StopRequest:
     def agreed(self, error: Exception | None = None) -> bool:
         """Call once a step on every rank: whether any rank had been asked by the step before.
 
-        With more than RANKS_AT_ONCE ranks only every second, third, ... call makes a reduction.
         `error`: what the main process met in the background; every rank then raises it.
         """
         self._calls += 1

@@ -27,10 +27,9 @@ CHECKPOINT_TIMEOUT_S = 10.0  # how long a failed rank waits for a checkpoint tha
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
     """Call `main(config, device)` in a process group, then leave with the right exit code.
 
-    On success the group is destroyed when everything of `main` that holds it is gone. Python's own
-    shutdown is left out: FSDP's caches keep gloo's threads alive, and it sometimes aborts over
-    them. On failure other ranks may wait in a collective, so this rank leaves at once, without
-    another collective that could hang; the launcher then ends the others.
+    Python's own shutdown is left out: FSDP's caches keep gloo's threads alive, and it sometimes
+    aborts over them. A rank that fails leaves at once, without another collective that could hang;
+    the launcher then ends the others.
     """
     gc.freeze()  # imported objects stay: no collection needs to look at them
     gc.enable()
@@ -52,7 +51,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
         _leave(130)
     except StoppedEarly:
         _leave(STOPPED_EARLY)
-    gc.collect()
+    gc.collect()  # what `main` leaves may hold the group
     reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
     dist.destroy_process_group()
     _leave(0)
@@ -75,11 +74,8 @@ def _report(error: Exception) -> int:
 
 
 def advice_for(error: Exception) -> str:
-    """What to do about a failure that has a usual cause, or "".
-
-    Errors that are recognized by their text are plain RuntimeErrors: there is no type or code.
-    """
-    text = str(error)
+    """What to do about a failure that has a usual cause, or ""."""
+    text = str(error)  # some are plain RuntimeErrors, without a type or a code of their own
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
         rows, length = watchdog.position.shape
         return (
