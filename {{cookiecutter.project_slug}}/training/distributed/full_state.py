@@ -1,7 +1,7 @@
 """Full tensors on the main process, sharded ones (FSDP) or replicas on the ranks.
 
-A checkpoint holds full tensors, so it has one format whichever strategy wrote it. Each function is
-called on every rank. Sharded tensors are gathered one at a time into the main process's memory.
+Checkpoints hold full tensors, whichever strategy wrote them. Every rank calls each function here.
+Sharded tensors are gathered one at a time into the main process's memory.
 """
 
 from collections.abc import Callable

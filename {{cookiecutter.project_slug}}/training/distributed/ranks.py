@@ -1,7 +1,7 @@
 """The process group, this rank's device, and what ranks say to each other.
 
-Every run has a process group, also a plain `python train.py` (rank 0 of 1), so the rest of the
-project has one code path. This is the only file that reads torchrun's variables.
+Every run has a process group, also a plain `python train.py` (rank 0 of 1): one code path for all.
+This is the only file that reads torchrun's variables.
 """
 
 import os
@@ -37,11 +37,6 @@ def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
     if not 0 <= local_rank <= rank < world_size:
         raise UserError(f"rank {rank}, local_rank {local_rank} and world size {world_size} clash")
     return rank, local_rank, world_size
-
-
-def is_launched() -> bool:
-    """Whether torchrun, or our launcher, has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def restart_count() -> int:

@@ -23,8 +23,7 @@ log = logging.getLogger("training")
 def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     """Return `folder`; if it does not exist, one process makes it with `build` while others wait.
 
-    It is built under another name and renamed, so an interrupted build leaves nothing that looks
-    complete. The system releases the lock of a killed process. `what`: its name in the log.
+    It is renamed when complete. A killed process's lock is released. `what`: its name in the log.
     """
     if not has_terminal():  # the rank whose progress bar can be seen builds first
         deadline = time.monotonic() + 1.0

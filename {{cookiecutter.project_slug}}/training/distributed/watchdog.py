@@ -1,8 +1,7 @@
 """Where every rank is, and which one the others wait for when there is no progress.
 
-A rank records where it is with `report`. A thread publishes that in the ranks' store; without
-progress for too long, it reads what the others have published, reports which rank is missing, and
-ends the process. A collective that times out does not know who is missing.
+A rank records where it is with `report`. A thread publishes that in the ranks' store. When progress
+stops, it reads what the others have published, reports who is missing, and ends the process.
 """
 
 import faulthandler
@@ -129,10 +128,9 @@ class Watchdog(threading.Thread):
         return states
 
     def _describe_wait(self, before: dict[int, list[Any]], after: dict[int, list[Any]]) -> str:
-        """Which ranks do not answer, and where the others are. `before`, `after`: two readings."""
+        """Which ranks do not answer, and where the others are, from two readings."""
         text = f"no progress for {self._timeout():.0f} s"
-        silent: dict[str, list[int]] = defaultdict(list)
-        waiting: dict[str, list[int]] = defaultdict(list)
+        silent, waiting = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         for rank, (published, place, line) in after.items():
             if published == before[rank][0]:
                 silent[place].append(rank)

@@ -38,15 +38,24 @@ class Agent(LocalElasticAgent):
     Errors of `run`: ChildFailedError if ranks failed for good; SignalException at a second SIGINT.
     """
 
-    def __init__(self, spec: WorkerSpec, *args: Any, **options: Any) -> None:
-        super().__init__(spec, *args, **options)
+    def __init__(self, config: LaunchConfig, python: Any, arguments: list[str]) -> None:
+        # As `torch.distributed.launcher.api.launch_agent` does it, which offers no other agent.
+        where = config.rdzv_backend, config.rdzv_endpoint, config.run_id
+        nodes = config.min_nodes, config.max_nodes, config.local_addr
+        rendezvous = RendezvousParameters(*where, *nodes, **config.rdzv_configs)
+        # By name, since PyTorch adds settings with each version.
+        names = {field.name for field in dataclasses.fields(WorkerSpec)}
+        settings = {name: value for name, value in vars(config).items() if name in names}
+        settings |= {"entrypoint": python, "args": tuple(arguments)}
+        handler = get_rendezvous_handler(rendezvous)
+        spec = WorkerSpec(local_world_size=config.nproc_per_node, rdzv_handler=handler, **settings)
+        logs: Any = config.logs_specs
+        super().__init__(spec, logs, log_line_prefix_template=config.log_line_prefix_template)
         self.stop_signals: list[int] = []  # those received so far
         self.restarts_left = spec.max_restarts
         self.pids: list[int] = []
-        self.handlers: dict[int, Any] = dict.fromkeys(STOP_SIGNALS, self._on_stop_signal)
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is signal.SIG_IGN:  # as nohup wants it for SIGHUP
-                self.handlers[number] = signal.SIG_IGN
+        # Those that stay ignored, as nohup wants it for SIGHUP.
+        self.ignored = [n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_IGN]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._set_handlers()
@@ -90,10 +99,10 @@ class Agent(LocalElasticAgent):
             signal.alarm(0)
 
     def _set_handlers(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN if number in self.ignored else self._on_signal)
 
-    def _on_stop_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         self.stop_signals.append(number)
         if number == signal.SIGINT and len(self.stop_signals) > 1:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,20 +114,6 @@ class Agent(LocalElasticAgent):
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def create_agent(config: LaunchConfig, python: Any, arguments: list[str]) -> Agent:
-    """As `torch.distributed.launcher.api.launch_agent` does it, which offers no other agent."""
-    where = config.rdzv_backend, config.rdzv_endpoint, config.run_id
-    nodes = config.min_nodes, config.max_nodes, config.local_addr
-    rendezvous = RendezvousParameters(*where, *nodes, **config.rdzv_configs)
-    # By name, since PyTorch adds settings with each version.
-    names = {field.name for field in dataclasses.fields(WorkerSpec)}
-    settings = {name: value for name, value in vars(config).items() if name in names}
-    settings |= {"entrypoint": python, "args": tuple(arguments)}
-    handler = get_rendezvous_handler(rendezvous)
-    spec = WorkerSpec(local_world_size=config.nproc_per_node, rdzv_handler=handler, **settings)
-    return Agent(spec, config.logs_specs, log_line_prefix_template=config.log_line_prefix_template)
 
 
 def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
@@ -136,7 +131,7 @@ def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGQUIT")
     code = 0
     try:
-        agent = create_agent(config, python, arguments)
+        agent = Agent(config, python, arguments)
         try:
             agent.run()
         finally:

@@ -27,10 +27,9 @@ def report_failures(failures: dict[int, Any], stop_signals: list[int], log_dir: 
     if code == USER_ERROR and 0 in failures and failures[0].exitcode == USER_ERROR:
         return USER_ERROR  # rank 0 has printed why
     error, details = _recorded_error(first)
-    log_tail: list[str] = []
-    for log in sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log")):
-        if not (code in (USER_ERROR, HUNG) and error):
-            log_tail = log.read_text("utf-8", "replace").splitlines()[-20:]  # of the last attempt
+    logs = sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log"))
+    shows_log = logs and not (code in (USER_ERROR, HUNG) and error)
+    log_tail = logs[-1].read_text("utf-8", "replace").splitlines()[-20:] if shows_log else []
     if code == HUNG:
         report = [f"launch: {error}"]
     elif code == USER_ERROR:
@@ -57,14 +56,13 @@ def describe_exit(failure: Any) -> str:
 def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
     """Sorts failures by time. A rank that torchrun ended with SIGTERM is never the first."""
     rank, failure = item
+    seconds = failure.timestamp + 1
     if os.path.isfile(failure.error_file):
         seconds = os.stat(failure.error_file).st_mtime
     elif failure.exitcode == -signal.SIGKILL:
         # Known in whole seconds, of when it was noticed; by then others may have recorded that the
         # connection to it was lost. The launcher's own SIGKILL comes five seconds after a failure.
         seconds = failure.timestamp - 2
-    else:
-        seconds = failure.timestamp + 1
     return failure.exitcode == -signal.SIGTERM, seconds, rank
 
 

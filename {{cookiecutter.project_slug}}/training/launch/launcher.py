@@ -2,8 +2,7 @@
 
     python -m training.launch.launcher [torchrun flags] train.py [train.py flags]
 
-A mistyped flag or a missing package is reported once, before PyTorch is imported. What is not a
-flag of the launcher's, torchrun or the script gets.
+A mistyped flag or a missing package is reported once, before PyTorch is imported.
 """
 
 import argparse
@@ -36,8 +35,7 @@ def main(argv: list[str]) -> int:
         launcher, others = _launcher_flags().parse_known_args(argv)
         position = next((i for i, word in enumerate(others) if word.endswith(".py")), None)
         if position is None:
-            usage = "python -m training.launch.launcher [flags] train.py [flags]"
-            raise UserError(f"no script given: {usage}")
+            raise UserError("no script given; start with ./launch.sh [train.py flags]")
         torchrun, script, flags = others[:position], others[position], others[position + 1 :]
         max_restarts = _integer("--max-restarts", launcher.max_restarts, low=0)
         if Path(script).name == "train.py":
@@ -50,9 +48,8 @@ def main(argv: list[str]) -> int:
             raise UserError(f"no {', '.join(missing)} in {sys.executable}: {command}")
         given = launcher.nproc_per_node
         ranks = _integer("--nproc-per-node", given) if given else None
-        if max_restarts:
-            torchrun = [f"--max-restarts={max_restarts}", *torchrun]
-        torchrun = [*_rendezvous_flags(launcher), *torchrun]
+        restarts = [f"--max-restarts={max_restarts}"] if max_restarts else []
+        torchrun = [*_rendezvous_flags(launcher), *restarts, *torchrun]
         return run_ranks(ranks or default_ranks(), torchrun, [script, *flags])
     except UserError as error:
         print(f"launch: {error}", file=sys.stderr)

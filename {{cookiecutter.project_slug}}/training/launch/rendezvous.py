@@ -36,10 +36,7 @@ def use_loopback() -> None:
 
 
 def meet(address: str, port: int, node_rank: int, timeout: int) -> str:
-    """Resolve the main machine's `address`, wait until it listens, and return `host:port`.
-
-    The others wait at most `timeout` seconds. Errors: UserError.
-    """
+    """Wait until the main machine listens; return its `host:port`. Errors: UserError."""
     if not address:
         raise UserError("give the address of node rank 0: --master-addr ADDRESS or MASTER_ADDR=...")
     host = resolve(address)
@@ -78,8 +75,7 @@ def _wait_for(host: str, port: int, endpoint: str, timeout: int) -> None:
     end = time.monotonic() + timeout
     while True:
         try:
-            socket.create_connection((host, port), timeout=5).close()
-            return
+            return socket.create_connection((host, port), timeout=5).close()
         except OSError as error:
             if time.monotonic() > end:
                 problem = f"nothing answered at {endpoint} in {timeout} s ({error})"

@@ -56,12 +56,11 @@ class StopRequest:
 
     def __init__(self, max_time: str | None = None) -> None:
         self.asked = self.is_ready = False
-        self.deadline = math.inf
-        if max_time:  # from the launch on: the ranks may have been started again since
-            self.deadline = float(os.environ.get("LAUNCHED_AT", STARTED)) + seconds_of(max_time)
+        launched = float(os.environ.get("LAUNCHED_AT", STARTED))  # ranks may be started again later
+        self.deadline = launched + seconds_of(max_time) if max_time else math.inf
         self._calls = 0
-        # In the background, on the CPU: a step never waits for it, nor for the device.
-        self._reduction: tuple[torch.Tensor, Any] | None = None
+        self._flags = torch.zeros(2)  # how many ranks have been asked, and have met an error
+        self._reduction: Any = None  # on the CPU, so that a step never waits for the device
         self._old_handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -85,20 +84,18 @@ class StopRequest:
             return False
         num_asked, num_errors = self._end_reduction()
         asked = self.asked or time.time() > self.deadline
-        flags = torch.tensor([asked, error is not None], dtype=torch.int32)
-        self._reduction = flags, dist.all_reduce(flags, async_op=True)
+        self._flags = torch.tensor([asked, error is not None], dtype=torch.int32)
+        self._reduction = dist.all_reduce(self._flags, async_op=True)
         if num_errors:
             on_main(lambda: _raise(error))
         return num_asked > 0
 
     def _end_reduction(self) -> Any:
-        """How many ranks had been asked, and how many had an error, in the call before."""
-        if self._reduction is None:
-            return 0, 0
-        flags, work = self._reduction
-        self._reduction = None  # it holds the process group
-        work.wait()
-        return flags.tolist()
+        """Wait for the reduction that the call before has begun, and return its flags."""
+        if self._reduction is not None:
+            self._reduction.wait()
+            self._reduction = None  # it holds the process group
+        return self._flags.tolist()
 
     def close(self) -> None:
         """Wait for the reduction that is under way, and give the signals back."""

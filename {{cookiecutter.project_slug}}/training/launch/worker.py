@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training.distributed import watchdog
-from training.distributed.ranks import has_terminal, is_launched, reduce_tensor, setup
+from training.distributed.ranks import has_terminal, reduce_tensor, setup
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
@@ -28,14 +28,14 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     """Call `main(config, device)` in a process group, then leave with the right exit code.
 
     Python's own shutdown is left out: FSDP's caches keep gloo's threads alive, and it sometimes
-    aborts over them. A rank that fails leaves at once, without another collective that could hang;
-    the launcher then ends the others.
+    aborts over them. A failed rank leaves at once, without another collective that could hang.
     """
     gc.freeze()  # imported objects stay: no collection needs to look at them
     gc.enable()
     os.umask(os.umask(0o077) | 0o002)  # what is written is not for everybody to change
     die_with_launcher()
     get_error_handler().initialize()
+    code = 0
     try:
         choose_kernels(config)
         # The watchdog ends a wait first, since it knows more than a collective.
@@ -46,15 +46,18 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
         main(config, device)
         thread.stop()
     except Exception as error:
-        _leave(_report(error))
+        code = _report(error)
     except KeyboardInterrupt:  # before there was a StopRequest
-        _leave(130)
+        code = 130
     except StoppedEarly:
-        _leave(STOPPED_EARLY)
-    gc.collect()  # what `main` leaves may hold the group
-    reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
-    dist.destroy_process_group()
-    _leave(0)
+        code = STOPPED_EARLY
+    else:
+        gc.collect()  # what `main` leaves may hold the group
+        reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
+        dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _report(error: Exception) -> int:
@@ -78,32 +81,20 @@ def advice_for(error: Exception) -> str:
     text = str(error)  # some are plain RuntimeErrors, without a type or a code of their own
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
         rows, length = watchdog.position.shape
-        return (
-            f"memory ran out with {rows} rows of {length} tokens at a time: --batch-size "
-            f"{max(1, rows // 2)} needs less and gives the same result (--eval-batch-size in an "
-            "evaluation); --gradient-checkpointing and a shorter --max-length need less too"
-        )
+        problem = f"memory ran out with {rows} rows of {length} tokens at a time"
+        advice = f"--batch-size {max(1, rows // 2)} needs less and gives the same result"
+        others = "--gradient-checkpointing and a shorter --max-length need less too"
+        return f"{problem}: {advice} (--eval-batch-size in an evaluation); {others}"
     if re.search(r"DataLoader worker .*(killed|exited unexpectedly)|Bus error", text):
-        return (
-            "a loader process was killed, mostly because memory is short: --num-workers 0 starts "
-            "none; in a container, give it more shared memory (--shm-size)"
-        )
+        advice = "--num-workers 0 starts none; in a container, give it more --shm-size"
+        return f"a loader process was killed, mostly because memory is short: {advice}"
     if "Expected to have finished reduction" in text:
-        return (
-            "a parameter of model.py did not contribute to the loss: every one must, on every "
-            "rank, unless requires_grad_(False) freezes it"
-        )
+        advice = "every one must, on every rank, unless requires_grad_(False) freezes it"
+        return f"a parameter of model.py did not contribute to the loss: {advice}"
     return ""
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def die_with_launcher() -> None:
     """Ask Linux to end this process when the launcher dies, so that no orphan holds a GPU."""
-    if sys.platform == "linux" and is_launched():
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux" and dist.is_torchelastic_launched():
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
