@@ -18,7 +18,7 @@ from training.checkpoint import checkpoint
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import Progress
 from training.distributed import watchdog
-from training.launch import rank_failure
+from training.launch import worker
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError, needs_no_traceback
 
@@ -296,15 +296,15 @@ def test_advice() -> None:
             MemoryError(),
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ..."),
         ):
-            text = rank_failure.advice_for(error)
+            text = worker.advice_for(error)
             assert "16 rows of 128 tokens" in text
             assert "--batch-size 8" in text
             assert "--gradient-checkpointing" in text
             assert "--max-length" in text
         for words in ("DataLoader worker (pid 7) is killed by signal: Killed. ",
                       "DataLoader worker (pid(s) 7) exited unexpectedly"):  # fmt: skip
-            assert "--num-workers 0" in rank_failure.advice_for(RuntimeError(words))
-        assert rank_failure.advice_for(ValueError("boom")) == ""
+            assert "--num-workers 0" in worker.advice_for(RuntimeError(words))
+        assert worker.advice_for(ValueError("boom")) == ""
         assert needs_no_traceback(OSError(28, "No space left on device"))
         assert not needs_no_traceback(OSError(5, "Input/output error"))
     finally:
@@ -314,7 +314,7 @@ def test_advice() -> None:
 def test_who_is_missing() -> None:
     """The message about ranks that are silent, and about ranks that wait in two places."""
     thread = watchdog.Watchdog.__new__(watchdog.Watchdog)
-    thread.start_timeout, thread.step_timeout, thread.world_size = 100.0, 10.0, 4
+    thread.start_timeout, thread.step_timeout = 100.0, 10.0
     watchdog.report("training", 7)
     try:
         before = {r: [5, "training, step 7", "train.py:1 in main"] for r in range(4)}

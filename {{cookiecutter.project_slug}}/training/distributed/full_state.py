@@ -1,49 +1,43 @@
 """Full tensors on the main process, sharded ones (FSDP) or replicas on the ranks.
 
-A checkpoint holds full tensors, so it has one format whichever strategy wrote it. Each function is
-called on every rank. Sharded tensors are gathered one at a time into the main process's memory.
+Checkpoints hold full tensors, whichever strategy wrote them. Every rank calls each function here.
+Sharded tensors are gathered one at a time into the main process's memory.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
+import torch.distributed.checkpoint.state_dict as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from training.distributed.ranks import is_main, on_main
 
-FROM_MAIN = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+FROM_MAIN = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be sharded, on every rank."""
-    return cast(Any, tensor).full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathering(model: nn.Module) -> StateDictOptions:
+def gathering(model: nn.Module) -> dcp.StateDictOptions:
     """Sharded tensors go to the CPU of the main process. Others are not copied at all."""
     is_sharded = any(isinstance(p, DTensor) for p in model.parameters())
-    return StateDictOptions(full_state_dict=True, cpu_offload=is_sharded)
+    return dcp.StateDictOptions(full_state_dict=True, cpu_offload=is_sharded)
 
 
-def full_weights(model: nn.Module) -> dict[str, Tensor]:
+def full_weights(model: nn.Module) -> dict[str, Any]:
     """The weights by name; of a sharded model on the main process only, elsewhere empty."""
-    return cast(dict[str, Tensor], get_model_state_dict(model, options=gathering(model)))
+    return dcp.get_model_state_dict(model, options=gathering(model))
 
 
 def load_weights(model: nn.Module, read: Callable[[], dict[str, Tensor]]) -> None:
     """Give every rank the weights that `read` returns on the main process."""
     weights: dict[str, Any] = {}
     on_main(lambda: weights.update(read()))
-    set_model_state_dict(model, weights, options=FROM_MAIN)
+    dcp.set_model_state_dict(model, weights, options=FROM_MAIN)
 
 
 class FullOptimizerState:
@@ -56,15 +50,13 @@ class FullOptimizerState:
         """Complete on the main process."""
         if not self.optimizer.state:  # no step was taken yet, or it keeps nothing, as plain SGD
             return self.optimizer.state_dict()
-        return cast(
-            dict[str, Any],
-            get_optimizer_state_dict(self.model, self.optimizer, options=gathering(self.model)),
-        )
+        options = gathering(self.model)
+        return dict(dcp.get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """`state` is read on the main process only."""
         if on_main(lambda: not state["state"]):
             self.optimizer.load_state_dict(on_main(lambda: state))
         else:
-            own = cast(Any, state if is_main() else {})
-            set_optimizer_state_dict(self.model, self.optimizer, own, options=FROM_MAIN)
+            own = state if is_main() else {}
+            dcp.set_optimizer_state_dict(self.model, self.optimizer, own, options=FROM_MAIN)

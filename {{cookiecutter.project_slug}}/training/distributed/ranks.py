@@ -1,7 +1,7 @@
 """The process group, this rank's device, and what ranks say to each other.
 
-Every run has a process group, also a plain `python train.py` (rank 0 of 1), so the rest of the
-project has one code path. This is the only file that reads torchrun's variables.
+Every run has a process group, also a plain `python train.py` (rank 0 of 1): one code path for all.
+This is the only file that reads torchrun's variables.
 """
 
 import os
@@ -18,38 +18,25 @@ T = TypeVar("T")
 
 
 def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """(rank, local_rank, world_size) of this process.
+    """(rank, local_rank, world_size) of this process, by the variables of torchrun, else of `srun`.
 
-    torchrun's variables win, also inside a Slurm job, where SLURM_PROCID is that of the launcher.
-    Slurm's own variables are used only if `srun` started the ranks directly. Errors: UserError.
+    Inside torchrun SLURM_PROCID would be that of the launcher. Errors: UserError.
     """
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE"]
     given = [name for name in names if name in environment]
-    if len(given) == len(names):
-        rank, local_rank, world_size = (int(environment[name]) for name in names)
-    elif given:
-        missing = ", ".join(name for name in names if name not in environment)
-        raise UserError(f"{given[0]} is set but {missing} is not; start with ./launch.sh")
-    elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    if not given and int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         if "MASTER_ADDR" not in environment or "MASTER_PORT" not in environment:
             raise UserError("srun started several tasks without MASTER_ADDR; use launch.sbatch")
-        names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
-        rank, local_rank, world_size = (int(environment[name]) for name in names)
-    else:
-        rank, local_rank, world_size = 0, 0, 1
+        names = ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"]
+    elif not given:
+        return 0, 0, 1
+    elif given != names:
+        missing = ", ".join(name for name in names if name not in given)
+        raise UserError(f"{given[0]} is set but {missing} is not; start with ./launch.sh")
+    rank, local_rank, world_size = (int(environment[name]) for name in names)
     if not 0 <= local_rank <= rank < world_size:
         raise UserError(f"rank {rank}, local_rank {local_rank} and world size {world_size} clash")
     return rank, local_rank, world_size
-
-
-def rank_name() -> str:
-    """For messages, also before there is a process group."""
-    return os.environ.get("RANK", "0")
-
-
-def is_launched() -> bool:
-    """Whether torchrun, or our launcher, has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def restart_count() -> int:
@@ -63,16 +50,12 @@ def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
     `timeout`: seconds that a collective waits for the other ranks before it fails.
     """
     rank, local_rank, world_size = rank_from(os.environ)
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        device, backend = torch.device("cpu"), "gloo"
-    else:
+    device, backend = torch.device("cpu"), "gloo"
+    if accelerator := torch.accelerator.current_accelerator(check_available=True):
         count = torch.accelerator.device_count()
         if local_rank >= count:
-            raise UserError(
-                f"local_rank {local_rank} has no device: this machine has {count}; "
-                f"give --nproc-per-node {count}"
-            )
+            advice = f"this machine has {count}; give --nproc-per-node {count}"
+            raise UserError(f"local_rank {local_rank} has no device: {advice}")
         device = torch.device(accelerator.type, local_rank)
         torch.accelerator.set_device_index(local_rank)
         # CPU tensors go over gloo: messages between ranks never wait for the device.
@@ -84,18 +67,18 @@ def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
         store.set_timeout(wait)
     # A restarted run must not read the keys of the attempt before.
     store = dist.PrefixStore(f"attempt-{restart_count()}", store)
-    dist.init_process_group(
-        backend=backend, timeout=wait, store=dist.PrefixStore("group", store), rank=rank,
-        world_size=world_size,
-    )  # fmt: skip
+    group = dist.PrefixStore("group", store)
+    dist.init_process_group(backend, timeout=wait, store=group, rank=rank, world_size=world_size)
     return device, store
-
-
-# -- messages between ranks -----------------------------------------------------------------------
 
 
 def is_main() -> bool:
     return dist.get_rank() == 0
+
+
+def rank_name() -> str:
+    """This process's rank for messages, also before there is a process group."""
+    return str(dist.get_rank()) if dist.is_initialized() else os.environ.get("RANK", "0")
 
 
 def has_terminal() -> bool:
@@ -106,8 +89,7 @@ def has_terminal() -> bool:
 def reduce_tensor(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     """The reduction of `tensor` over all ranks; `tensor` itself stays as it is.
 
-    For a mean, reduce a sum and a count and divide them: a mean of the ranks' means is wrong
-    where ranks hold different numbers of rows.
+    For a mean, divide a reduced sum by a reduced count: ranks hold different numbers of rows.
     """
     result = tensor.detach().clone()
     dist.all_reduce(result, op)
@@ -116,21 +98,18 @@ def reduce_tensor(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Te
 
 def on_main(function: Callable[[], T]) -> T:
     """Call `function` on the main process; every rank gets its result, or raises its error."""
-    outcome: list[Any] = [None, None]
-    error: Exception | None = None
+    outcome: list[Any] = [None, None, False]  # result, error's message, whether that says it all
     if is_main():
         try:
             outcome[0] = function()
-        except Exception as caught:
-            error = caught
-            outcome[1] = (str(caught), needs_no_traceback(caught))
+        except Exception as error:
+            dist.broadcast_object_list([None, str(error), needs_no_traceback(error)], src=0)
+            raise
     dist.broadcast_object_list(outcome, src=0)
-    if error is not None:
-        raise error
-    if outcome[1] is not None:
-        message, known = outcome[1]
-        raise UserError(message) if known else RuntimeError(f"on the main process: {message}")
-    return outcome[0]
+    result, message, is_enough = outcome
+    if message is not None:
+        raise UserError(message) if is_enough else RuntimeError(f"on the main process: {message}")
+    return result
 
 
 def gather(value: T) -> list[T]:
@@ -142,7 +121,7 @@ def gather(value: T) -> list[T]:
 
 def check_same_on_all_ranks(value: Any, what: str) -> None:
     """Errors: UserError if `value` differs between ranks, for example because files differ."""
-    values = gather(value)
-    for rank, other in enumerate(values):
-        if other != values[0]:
-            raise UserError(f"{what} differs: rank {rank} has {other}, rank 0 has {values[0]}")
+    first, *others = gather(value)
+    for rank, other in enumerate(others, start=1):
+        if other != first:
+            raise UserError(f"{what} differs: rank {rank} has {other}, rank 0 has {first}")

@@ -18,12 +18,11 @@ def check_replicas(model: nn.Module) -> None:
     usual = max(checksums, key=checksums.count)
     different = [rank for rank, own in enumerate(checksums) if own != usual]
     if different:
-        raise RuntimeError(
-            f"the replicas diverged: the weights of ranks {different} differ from those of the "
-            f"other {len(checksums) - len(different)}; look for random numbers or data that change "
-            "weights on some ranks only, then for a broken device; the last checkpoint may hold "
-            "such weights, too"
-        )
+        others = len(checksums) - len(different)
+        problem = f"the weights of ranks {different} differ from those of the other {others}"
+        advice = "look for random numbers or data that change weights on some ranks only, then"
+        advice += " for a broken device; the last checkpoint may hold such weights, too"
+        raise RuntimeError(f"the replicas diverged: {problem}; {advice}")
 
 
 def checksum(weights: torch.Tensor) -> torch.Tensor:
@@ -36,14 +35,10 @@ def checksum(weights: torch.Tensor) -> torch.Tensor:
 
 
 def check_gradients(model: nn.Module) -> None:
-    """Errors: UserError if a parameter did not contribute to this rank's loss.
-
-    DDP would wait for its gradient, and fail at the next step with a message that names none.
-    """
+    """Errors: UserError if a parameter did not contribute to this rank's loss. DDP names none."""
     missing = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise UserError(
-            f"model.py: {names} did not contribute to the loss on rank {dist.get_rank()}; use them "
-            "on every rank, remove them, or freeze them with requires_grad_(False)"
-        )
+        problem = f"{names} did not contribute to the loss on rank {dist.get_rank()}"
+        advice = "use them on every rank, remove them, or freeze them with requires_grad_(False)"
+        raise UserError(f"model.py: {problem}; {advice}")

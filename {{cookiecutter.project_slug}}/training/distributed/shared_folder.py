@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,24 @@ log = logging.getLogger("training")
 def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     """Return `folder`; if it does not exist, one process makes it with `build` while others wait.
 
-    It is built under another name and renamed, so an interrupted build leaves nothing that looks
-    complete. The lock is the system's: it is released when the process that holds it is killed.
-    `what`: its name in the log.
+    It is renamed when complete. A killed process's lock is released. `what`: its name in the log.
     """
+    if not has_terminal():  # the rank whose progress bar can be seen builds first
+        deadline = time.monotonic() + 1.0
+        while not folder.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + (0.0 if has_terminal() else 1.0)
-    while time.monotonic() < deadline:  # the rank whose progress bar can be seen builds first
-        if folder.exists():
-            return folder
-        time.sleep(0.01)
     lock = FileLock(f"{folder}.lock")
-    try:
+    with suppress(Timeout):
         lock.acquire(blocking=False)
-    except Timeout:
+    if not lock.is_locked:
         log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
-        while not _acquired(lock, 5.0):
-            watchdog.heartbeat()  # it may take hours, and nothing is wrong
+    while not lock.is_locked:
+        watchdog.heartbeat()  # it may take hours, and nothing is wrong
+        with suppress(Timeout):
+            lock.acquire(5.0)
     building = folder.with_name(f".building-{folder.name}")
     try:
         if not folder.exists():
@@ -53,14 +53,6 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()
     return folder
-
-
-def _acquired(lock: FileLock, seconds: float) -> bool:
-    try:
-        lock.acquire(seconds)
-    except Timeout:
-        return False
-    return True
 
 
 def content_key(*parts: Any) -> str:

@@ -1,8 +1,7 @@
 """Where every rank is, and which one the others wait for when there is no progress.
 
-A rank records where it is with `report`. A thread publishes that in the ranks' store; when its rank
-has made no progress for too long, the thread reads what the others have published, reports which
-rank is missing, and ends the process. A collective that times out does not know who is missing.
+A rank records where it is with `report`. A thread publishes that in the ranks' store. When progress
+stops, it reads what the others have published, reports who is missing, and ends the process.
 """
 
 import faulthandler
@@ -11,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
 from contextlib import suppress
 from datetime import timedelta
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from training.distributed.ranks import rank_name
 from training.settings.config import PROJECT
 from training.settings.errors import HUNG, UserError
 
@@ -32,10 +33,10 @@ class Position(NamedTuple):
 
     phase: str = START
     step: int = 0  # of the optimizer, or the batch of an evaluation
-    shape: tuple[int, ...] = ()  # (batch, length) of the current tokens
+    shape: tuple[int, ...] = (0, 0)  # (batch, length) of the current tokens
 
     def __str__(self) -> str:
-        return self.phase + (f", step {self.step}" if self.step else "")
+        return f"{self.phase}, step {self.step}" if self.step else self.phase
 
 
 position = Position()
@@ -43,10 +44,11 @@ errors_folder: Path | None = None  # for tracebacks; None until the run has a fo
 _last_progress = time.monotonic()
 
 
-def report(phase: str, step: int = 0, shape: tuple[int, ...] = ()) -> None:
+def report(phase: str, step: int = 0, shape: tuple[int, ...] = (0, 0)) -> None:
     """Record where this rank is. Every call counts as progress."""
-    global position, _last_progress
-    position, _last_progress = Position(phase, step, shape), time.monotonic()
+    global position
+    position = Position(phase, step, shape)
+    heartbeat()
 
 
 def heartbeat() -> None:
@@ -55,11 +57,23 @@ def heartbeat() -> None:
     _last_progress = time.monotonic()
 
 
+def write_error(text: str, with_threads: bool = False) -> None:
+    """Print why this rank fails; keep it in `errors/`, and with it where each thread is."""
+    print(f"\n[rank {rank_name()}] {text}", file=sys.stderr, flush=True)
+    if errors_folder is None:
+        return
+    with suppress(OSError):  # the disk may be what failed
+        errors_folder.mkdir(parents=True, exist_ok=True)
+        with (errors_folder / f"rank{rank_name()}.txt").open("a", encoding="utf-8") as file:
+            print(time.ctime(), text, sep="\n", file=file, flush=True)
+            if with_threads:
+                faulthandler.dump_traceback(file)
+
+
 class Watchdog(threading.Thread):
     """Ends this rank when it has waited too long, with a line that names the missing ranks.
 
-    `start_timeout`, `step_timeout`: seconds without progress, until training begins and after;
-    0 is no limit.
+    Timeouts: seconds without progress, until training begins and after; 0 is no limit.
     """
 
     def __init__(self, store: dist.Store, start_timeout: float, step_timeout: float) -> None:
@@ -67,13 +81,10 @@ class Watchdog(threading.Thread):
         # Its own connection: the main thread may be waiting on the other.
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=30))  # where the main machine is gone
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.start_timeout, self.step_timeout = start_timeout, step_timeout
-        timeouts = [timeout for timeout in (start_timeout, step_timeout) if timeout]
-        self.interval = min([2.0, *(timeout / 4 for timeout in timeouts)])  # seconds
-        self.main_thread = threading.main_thread().ident
+        quarters = [timeout / 4 for timeout in (start_timeout, step_timeout) if timeout]
+        self.interval = min([2.0, *quarters])  # seconds
         self.stopped = threading.Event()
-        self.count = 0  # of what was published: it grows as long as the process runs
         heartbeat()
 
     def run(self) -> None:
@@ -83,15 +94,15 @@ class Watchdog(threading.Thread):
                 if not self._is_late():
                     continue
                 before = self._read_all()
-                if self.stopped.wait(2.5 * self.interval) or not self._is_late():
-                    continue
+                self.stopped.wait(2.5 * self.interval)
                 self._publish()
                 text = self._describe_wait(before, self._read_all())
             except (dist.DistError, RuntimeError) as error:  # the store's machine is gone
-                if not self._is_late():
-                    continue
                 text = f"the main process's machine does not answer ({str(error).splitlines()[0]})"
-            self._end_process(text)
+            if self._is_late() and not self.stopped.is_set():
+                write_error(text, with_threads=True)
+                get_error_handler().record_exception(UserError(text))  # for the launcher
+                os._exit(HUNG)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -105,56 +116,41 @@ class Watchdog(threading.Thread):
         return 0 < self._timeout() < time.monotonic() - _last_progress
 
     def _publish(self) -> None:
-        self.count += 1
-        state = [self.count, str(position), _current_line(self.main_thread)]
-        self.store.set(f"watch/{self.rank}", json.dumps(state))
+        state = time.monotonic(), str(position), _current_line()
+        self.store.set(f"watch/{dist.get_rank()}", json.dumps(state))
 
     def _read_all(self) -> dict[int, list[Any]]:
-        """(count, position, line) of each rank that has published them."""
-        states = {}
-        for rank in range(self.world_size):
+        """By rank: the time when it published this (0: never), its position, its line."""
+        states = {rank: [0, START, ""] for rank in range(dist.get_world_size())}
+        for rank in states:
             if self.store.check([f"watch/{rank}"]):
                 states[rank] = json.loads(self.store.get(f"watch/{rank}"))
         return states
 
     def _describe_wait(self, before: dict[int, list[Any]], after: dict[int, list[Any]]) -> str:
-        """Which ranks do not answer, and where the others are. `before`, `after`: two readings."""
+        """Which ranks do not answer, and where the others are, from two readings."""
         text = f"no progress for {self._timeout():.0f} s"
-        silent: dict[str, list[int]] = defaultdict(list)
-        waiting: dict[str, list[int]] = defaultdict(list)
-        for rank in range(self.world_size):
-            count, place, line = after.get(rank, [0, START, ""])
-            if before.get(rank, [0])[0] == count:
+        silent, waiting = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        for rank, (published, place, line) in after.items():
+            if published == before[rank][0]:
                 silent[place].append(rank)
             else:
                 waiting[f"in {place}, at {line}"].append(rank)
         if silent:
             groups = [f"{_ranks(ranks)}, last seen in {place}" for place, ranks in silent.items()]
             text += f": no answer from {'; from '.join(groups)}; waiting"
-        fewest_first = sorted(waiting.items(), key=lambda item: len(item[1]))
-        groups = [f"{_ranks(ranks)} {place}" for place, ranks in fewest_first[:8]]
+        fewest_first = sorted(waiting, key=lambda place: len(waiting[place]))
+        groups = [f"{_ranks(waiting[place])} {place}" for place in fewest_first[:8]]
         return f"{text}: {'; '.join(groups)}"
 
-    def _end_process(self, text: str) -> None:
-        print(f"\n[rank {self.rank}] {text}", file=sys.stderr, flush=True)
-        if errors_folder is not None:
-            with suppress(OSError):  # the process must end, whatever the state of the disk
-                errors_folder.mkdir(parents=True, exist_ok=True)
-                with (errors_folder / f"rank{self.rank}.txt").open("a", encoding="utf-8") as file:
-                    print(f"{time.ctime()}  {text}", file=file, flush=True)
-                    faulthandler.dump_traceback(file)  # of every thread
-        get_error_handler().record_exception(UserError(text))  # for the launcher
-        os._exit(HUNG)
 
-
-def _current_line(thread: int | None) -> str:
-    """The line of the project that a thread is at."""
-    frame = sys._current_frames().get(thread or 0)
-    while frame is not None:
-        file, root = frame.f_code.co_filename, f"{PROJECT}{os.sep}"
-        if file.startswith(root) and "site-packages" not in file:
-            return f"{file.removeprefix(root)}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
+def _current_line() -> str:
+    """The line of the project that the main thread is at."""
+    frames = sys._current_frames()
+    for frame, line in traceback.walk_stack(frames.get(threading.main_thread().ident or 0)):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PROJECT) and "site-packages" not in path.parts:
+            return f"{path.relative_to(PROJECT)}:{line} in {frame.f_code.co_name}"
     return "no line of this project"
 
 

@@ -1,18 +1,17 @@
 """The model over all ranks: DDP, FSDP, or DataParallel, by `--strategy`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel as DDP
 
-from training.distributed.gradient_compression import reduce_half, reduce_rows, word_embeddings
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -20,10 +19,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def num_replicas(strategy: str) -> int:
-    """Replicas of the model in this process: more than one only with DataParallel.
-
-    Errors: UserError if DataParallel is to run on several ranks.
-    """
+    """Replicas of the model in this process: more than one only with `dp`. Errors: UserError."""
     if strategy != "dp":
         return 1
     if dist.get_world_size() > 1:
@@ -40,10 +36,9 @@ def make_autocast(device: torch.device, precision: str) -> Callable[[], torch.au
 def wrap(
     model: nn.Module, with_loss: nn.Module, device: torch.device, config: TrainConfig
 ) -> nn.Module:
-    """What a step calls: `with_loss`, which holds `model`, over all ranks.
+    """What a step calls: `with_loss`, which holds `model`, over all ranks, with rank 0's weights.
 
-    Every rank starts with the main process's weights. With FSDP the parameters of `model` become
-    shards in place: build the optimizer after it.
+    With FSDP the parameters of `model` become shards in place: build the optimizer after it.
     """
     for parameter in model.parameters():
         # Fused AdamW goes through a weight and its moments in memory order. Weights converted from
@@ -55,12 +50,8 @@ def wrap(
     if config.strategy == "fsdp":
         shard(model, device, half)
         return with_loss
-    ddp = DistributedDataParallel(
-        with_loss,
-        device_ids=None if device.type == "cpu" else [device.index],
-        gradient_as_bucket_view=True,  # gradients live in the buckets: one copy less
-        forward_sync_buffers=False,  # encoders' buffers are constants
-    )
+    # Gradients live in the buckets, which saves a copy; buffers of encoders are constants.
+    ddp = DDP(with_loss, gradient_as_bucket_view=True, forward_sync_buffers=False)
     if half is not None:
         ddp.register_comm_hook(half, reduce_half)
     elif config.gradient_compression == "rows":
@@ -72,22 +63,62 @@ def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | No
     """Shard the parameters over all ranks, layer by layer (FSDP2)."""
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.data, src=0)
-    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
-    if reduce_dtype is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
-    for layers in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
-        for layer in layers:
-            fully_shard(layer, **options)
-    fully_shard(model, **options)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    layers = [layer for m in model.modules() if isinstance(m, nn.ModuleList) for layer in m]
+    for module in (*layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-@contextmanager
-def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> Iterator[None]:
+def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> AbstractContextManager:
     """Around forward and backward: ranks reduce gradients only in a step's last micro-batch."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(ends_step)
-    if isinstance(wrapped, DistributedDataParallel) and not ends_step:
-        with wrapped.no_sync():
-            yield
-    else:
-        yield
+    if isinstance(wrapped, DDP) and not ends_step:
+        return wrapped.no_sync()
+    return nullcontext()
+
+
+def word_embeddings(model: nn.Module) -> nn.Parameter | None:
+    """The table of word embeddings, or None if the model has none."""
+    try:
+        return getattr(model.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def reduce_half(kind: torch.dtype, bucket: dist.GradBucket) -> Future[Tensor]:
+    """DDP's hook that averages gradients in `kind`, a half precision. PyTorch's refuse gloo."""
+    gradient = bucket.buffer()
+    half = (gradient / dist.get_world_size()).to(kind)
+    future = dist.all_reduce(half, async_op=True).get_future()
+    return future.then(lambda done: gradient.copy_(done.value()[0]))
+
+
+def reduce_rows(embedding: nn.Parameter | None, bucket: dist.GradBucket) -> Future[Tensor]:
+    """DDP's hook that averages gradients; of the word embeddings, only rows that any rank uses.
+
+    All other rows are zero on all ranks, so this is exact. (A row counts as zero if the sum of its
+    squares is: below 1e-22 each, which no optimizer's step can tell from zero.)
+    """
+    buffer, gradients = bucket.buffer(), bucket.gradients()
+    position = [i for i, p in enumerate(bucket.parameters()) if p is embedding]
+    if not position:
+        buffer.div_(dist.get_world_size())
+        return dist.all_reduce(buffer, async_op=True).get_future().then(lambda d: d.value()[0])
+    table = gradients.pop(position[0])
+    used = torch.linalg.vector_norm(table, dim=1).ne(0).byte()
+    dist.all_reduce(used, dist.ReduceOp.MAX)
+    rows = used.nonzero().squeeze(1)
+    parts = [part.reshape(-1) for part in (table[rows], *gradients)]
+    sizes = [len(part) for part in parts]
+    flat = torch.cat(parts).div_(dist.get_world_size())
+
+    def scatter(done: Future[list[Tensor]]) -> Tensor:
+        reduced_rows, *reduced = done.value()[0].split(sizes)
+        table[rows] = reduced_rows.view(-1, table.shape[1])
+        for gradient, values in zip(gradients, reduced, strict=True):
+            gradient.copy_(values.view_as(gradient))
+        return buffer
+
+    return dist.all_reduce(flat, async_op=True).get_future().then(scatter)

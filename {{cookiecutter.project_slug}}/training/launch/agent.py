@@ -1,6 +1,5 @@
 """Run the ranks of this machine with torchrun's agent, and return the launcher's exit code.
 
-PyTorch's *agent* starts the ranks' processes, watches them, and starts them again after a failure.
 `Agent` is the one that torchrun uses, with other answers to signals and to failed ranks. The
 methods that it overrides begin with an underscore, but they are the documented way to extend an
 agent: https://docs.pytorch.org/docs/stable/elastic/agent.html, "Extending the Agent".
@@ -24,7 +23,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from training.launch.failure_report import describe_exit, failure_order, report_failures
@@ -37,19 +35,27 @@ SHUTDOWN_TIMEOUT_S = 5  # how long ranks may take to end once another rank has f
 class Agent(LocalElasticAgent):
     """Asks the ranks to save and stop on a signal; torchrun's agent would end them and fail.
 
-    Errors of `run`: ChildFailedError when ranks failed and are not started again; SignalException
-    after a second SIGINT.
+    Errors of `run`: ChildFailedError if ranks failed for good; SignalException at a second SIGINT.
     """
 
-    def __init__(self, spec: WorkerSpec, **options: Any) -> None:
-        super().__init__(spec, **options)
+    def __init__(self, config: LaunchConfig, python: Any, arguments: list[str]) -> None:
+        # As `torch.distributed.launcher.api.launch_agent` does it, which offers no other agent.
+        where = config.rdzv_backend, config.rdzv_endpoint, config.run_id
+        nodes = config.min_nodes, config.max_nodes, config.local_addr
+        rendezvous = RendezvousParameters(*where, *nodes, **config.rdzv_configs)
+        # By name, since PyTorch adds settings with each version.
+        names = {field.name for field in dataclasses.fields(WorkerSpec)}
+        settings = {name: value for name, value in vars(config).items() if name in names}
+        settings |= {"entrypoint": python, "args": tuple(arguments)}
+        handler = get_rendezvous_handler(rendezvous)
+        spec = WorkerSpec(local_world_size=config.nproc_per_node, rdzv_handler=handler, **settings)
+        logs: Any = config.logs_specs
+        super().__init__(spec, logs, log_line_prefix_template=config.log_line_prefix_template)
         self.stop_signals: list[int] = []  # those received so far
         self.restarts_left = spec.max_restarts
         self.pids: list[int] = []
-        self.handlers: dict[int, Any] = dict.fromkeys(STOP_SIGNALS, self._on_stop_signal)
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is signal.SIG_IGN:  # as nohup wants it for SIGHUP
-                self.handlers[number] = signal.SIG_IGN
+        # Those that stay ignored, as nohup wants it for SIGHUP.
+        self.ignored = [n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_IGN]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._set_handlers()
@@ -72,12 +78,9 @@ class Agent(LocalElasticAgent):
             raise ChildFailedError(worker_group.spec.get_entrypoint_name(), result.failures)
         self.restarts_left -= 1
         rank, failure = min(result.failures.items(), key=failure_order)
-        print(
-            f"launch: rank {rank} failed, {describe_exit(failure)}; all ranks start again from the "
-            f"last checkpoint ({self.restarts_left} restarts left)",
-            file=sys.stderr,
-            flush=True,
-        )
+        problem = f"launch: rank {rank} failed, {describe_exit(failure)}"
+        action = f"start again from the last checkpoint ({self.restarts_left} restarts left)"
+        print(f"{problem}; all ranks {action}", file=sys.stderr)
         return result
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
@@ -86,11 +89,8 @@ class Agent(LocalElasticAgent):
 
     @contextlib.contextmanager
     def _kill_late_ranks(self) -> Iterator[None]:
-        """Kill the ranks when what is done here takes longer than SHUTDOWN_TIMEOUT_S.
-
-        It takes long only while PyTorch waits for ranks to end, and that by default is 30 s:
-        `--shutdown-timeout` is new, and not heeded when the ranks end because one has failed.
-        """
+        """Kill the ranks when what is done here takes longer than SHUTDOWN_TIMEOUT_S."""
+        # PyTorch waits 30 s; `--shutdown-timeout` is new, and ignored after a rank's failure.
         signal.signal(signal.SIGALRM, lambda number, frame: self._send(signal.SIGKILL))
         signal.alarm(SHUTDOWN_TIMEOUT_S)
         try:
@@ -99,10 +99,10 @@ class Agent(LocalElasticAgent):
             signal.alarm(0)
 
     def _set_handlers(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN if number in self.ignored else self._on_signal)
 
-    def _on_stop_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         self.stop_signals.append(number)
         if number == signal.SIGINT and len(self.stop_signals) > 1:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -116,56 +116,30 @@ class Agent(LocalElasticAgent):
                 os.kill(pid, number)
 
 
-def create_agent(config: LaunchConfig, python: Any, arguments: list[str]) -> Agent:
-    """As `torch.distributed.launcher.api.launch_agent` does it, which offers no other agent.
-
-    Settings go to the agent by name, since PyTorch adds some with each version.
-    """
-    rendezvous = RendezvousParameters(
-        config.rdzv_backend, config.rdzv_endpoint, config.run_id, config.min_nodes,
-        config.max_nodes, config.local_addr, **config.rdzv_configs,
-    )  # fmt: skip
-    address: tuple[str | None, int | None] = None, None
-    if config.rdzv_backend == "static":
-        address = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
-    names = {field.name for field in dataclasses.fields(WorkerSpec)}
-    settings = {name: value for name, value in vars(config).items() if name in names}
-    spec = WorkerSpec(
-        local_world_size=config.nproc_per_node, rdzv_handler=get_rendezvous_handler(rendezvous),
-        entrypoint=python, args=tuple(arguments), master_addr=address[0], master_port=address[1],
-        **settings,
-    )  # fmt: skip
-    return Agent(
-        spec, logs_specs=config.logs_specs, start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template,
-    )  # fmt: skip
-
-
 def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
-    """Run `command` on `ranks` ranks of this machine, with these flags of torchrun.
+    """Run `command` on `ranks` ranks of this machine; return the launcher's exit code.
 
-    Local rank 0 has the terminal. What the others print goes to a file each, and on the screen
-    only when one of them is the first to fail. Returns the exit code of the table in `signals.py`.
+    Local rank 0 has the terminal. What another prints is shown only if it is the first to fail.
     """
     log_dir = tempfile.mkdtemp(prefix="ranks-")
-    flags = ["--log-dir", log_dir, *torchrun, f"--nproc-per-node={ranks}", *command]
-    args = run.parse_args(flags)
+    args = run.parse_args(["--log-dir", log_dir, *torchrun, f"--nproc-per-node={ranks}", *command])
     config, python, arguments = run.config_from_args(args)
     if args.redirects == args.tee == "0":
         redirects = dict.fromkeys(range(1, ranks), Std.ALL)
         config.logs_specs = DefaultLogsSpecs(args.log_dir, redirects=redirects)
     # From 2.10 on PyTorch sets handlers only for these, so that no signal is lost at the start.
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGQUIT")
-    code, keep_logs = 0, False
+    code = 0
     try:
-        agent = create_agent(config, python, arguments)
+        agent = Agent(config, python, arguments)
         try:
             agent.run()
         finally:
             agent.get_worker_group().spec.rdzv_handler.shutdown()
     except ChildFailedError as error:
         code = report_failures(error.failures, agent.stop_signals, args.log_dir)
-        keep_logs = code != USER_ERROR
+        if code != USER_ERROR:
+            return code  # what the ranks have printed is kept
     except SignalException as error:
         print("launch: stopped at once; the last checkpoint stands", file=sys.stderr)
         code = 128 + error.sigval
@@ -173,6 +147,5 @@ def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
         reason = str(error).partition("\n")[0]
         print(f"launch: no rendezvous at {config.rdzv_endpoint}: {reason}", file=sys.stderr)
         code = 1
-    if not keep_logs:
-        shutil.rmtree(log_dir, ignore_errors=True)
+    shutil.rmtree(log_dir, ignore_errors=True)
     return code

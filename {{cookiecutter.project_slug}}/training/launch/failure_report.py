@@ -16,35 +16,32 @@ STOPPED_EARLY_CODES = (STOPPED_EARLY, -signal.SIGTERM, -signal.SIGUSR1, -signal.
 def report_failures(failures: dict[int, Any], stop_signals: list[int], log_dir: str) -> int:
     """Print which rank failed first, why and where; return the launcher's exit code.
 
-    `failures`: by rank, torchrun's ProcessFailure of each that did not end with exit code 0.
-    `stop_signals`: those that the launcher has received.
+    `failures`: torchrun's ProcessFailure by rank. `stop_signals`: what the launcher has received.
     """
     rank, first = min(failures.items(), key=failure_order)
+    code = first.exitcode
     asked = failures.values() if stop_signals else [first]  # else the others ended because of it
     if any(failure.exitcode in STOPPED_EARLY_CODES for failure in asked):
         print("launch: stopped while starting; there was nothing to save", file=sys.stderr)
         return 128 + stop_signals[0] if stop_signals else STOPPED_EARLY
-    if first.exitcode == USER_ERROR and 0 in failures and failures[0].exitcode == USER_ERROR:
+    if code == USER_ERROR and 0 in failures and failures[0].exitcode == USER_ERROR:
         return USER_ERROR  # rank 0 has printed why
-    error, location, notes = _recorded_error(first)
-    lines = []
+    error, details = _recorded_error(first)
     logs = sorted(Path(log_dir).glob(f"*/attempt_*/{first.local_rank}/stderr.log"))
-    if logs and not (first.exitcode in (USER_ERROR, HUNG) and error):
-        lines += logs[-1].read_text("utf-8", "replace").splitlines()[-20:]
-    if first.exitcode == USER_ERROR:
-        lines = lines or [f"launch: rank {rank}: {error or 'ended with exit code 2'}"]
-    elif first.exitcode == HUNG:
-        lines.append(f"launch: {error}")
+    shows_log = logs and not (code in (USER_ERROR, HUNG) and error)
+    log_tail = logs[-1].read_text("utf-8", "replace").splitlines()[-20:] if shows_log else []
+    if code == HUNG:
+        report = [f"launch: {error}"]
+    elif code == USER_ERROR:
+        report = [] if log_tail else [f"launch: rank {rank}: {error or 'ended with exit code 2'}"]
     else:
         reason = f"{describe_exit(first)}: {error}" if error else describe_exit(first)
-        lines.append(f"launch: rank {rank} failed first, {reason}")
-        lines += [f"  {line}" for line in (location, *notes) if line]
-        others = ", ".join(str(other) for other in sorted(failures) if other != rank)
-        if others:
-            lines.append(f"  ended because of that: rank {others}")
-        lines.append(f"  output of all ranks but the first of this machine: {log_dir}")
-    print(*lines, sep="\n", file=sys.stderr)
-    return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
+        if others := ", ".join(str(other) for other in sorted(failures) if other != rank):
+            details.append(f"ended because of that: rank {others}")
+        details.append(f"output of all ranks but the first of this machine: {log_dir}")
+        report = [f"launch: rank {rank} failed first, {reason}", *(f"  {line}" for line in details)]
+    print(*log_tail, *report, sep="\n", file=sys.stderr)
+    return code if code > 0 else 128 - code
 
 
 def describe_exit(failure: Any) -> str:
@@ -59,29 +56,27 @@ def describe_exit(failure: Any) -> str:
 def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
     """Sorts failures by time. A rank that torchrun ended with SIGTERM is never the first."""
     rank, failure = item
+    seconds = failure.timestamp + 1
     if os.path.isfile(failure.error_file):
         seconds = os.stat(failure.error_file).st_mtime
     elif failure.exitcode == -signal.SIGKILL:
         # Known in whole seconds, of when it was noticed; by then others may have recorded that the
         # connection to it was lost. The launcher's own SIGKILL comes five seconds after a failure.
         seconds = failure.timestamp - 2
-    else:
-        seconds = failure.timestamp + 1
     return failure.exitcode == -signal.SIGTERM, seconds, rank
 
 
-def _recorded_error(failure: Any) -> tuple[str, str, list[str]]:
-    """Of the exception that a rank has recorded: the line that describes it, the place in the
-    project where it was raised, and the notes that `rank_failure.py` has added."""
+def _recorded_error(failure: Any) -> tuple[str, list[str]]:
+    """A line that describes the exception that a rank has recorded; its place and its notes."""
     if not isinstance(failure.message, dict):
-        return "", "", []
+        return "", []
     # PyTorch records "Type: text" and Python's traceback, both only as text.
     kind, _, text = failure.message["message"].partition(": ")
-    summary = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    summary = text.strip().partition("\n")[0].rstrip()
     if kind != "UserError":
         summary = f"{kind}: {summary}" if summary else kind
     traceback = failure.message["extraInfo"]["py_callstack"]
     frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)', traceback)
     frames = [f for f in frames if f[0].startswith(f"{PROJECT}{os.sep}")] or frames
-    location = "at {}:{} in {}".format(*frames[-1]) if frames else ""
-    return summary, location, re.findall(r"^(?:in|hint): .*", traceback, re.MULTILINE)
+    details = ["at {}:{} in {}".format(*frame) for frame in frames[-1:]]
+    return summary, details + re.findall(r"^(?:in|hint): .*", traceback, re.MULTILINE)

@@ -2,10 +2,7 @@
 
     python -m training.launch.launcher [torchrun flags] train.py [train.py flags]
 
-`launch.sh`, `launch_multinode.sh` and `launch.sbatch` call this. It adds to `torchrun`: a mistyped
-flag or a missing package is reported once, before PyTorch is imported; the ranks share the CPU's
-cores; a machine waits for the others, and says so; a signal asks the ranks to save and stop; a
-failure is reported in a few lines, with the first error.
+A mistyped flag or a missing package is reported once, before PyTorch is imported.
 """
 
 import argparse
@@ -38,9 +35,7 @@ def main(argv: list[str]) -> int:
         launcher, others = _launcher_flags().parse_known_args(argv)
         position = next((i for i, word in enumerate(others) if word.endswith(".py")), None)
         if position is None:
-            raise UserError(
-                "no script given: python -m training.launch.launcher [flags] train.py [flags]"
-            )
+            raise UserError("no script given; start with ./launch.sh [train.py flags]")
         torchrun, script, flags = others[:position], others[position], others[position + 1 :]
         max_restarts = _integer("--max-restarts", launcher.max_restarts, low=0)
         if Path(script).name == "train.py":
@@ -48,33 +43,26 @@ def main(argv: list[str]) -> int:
             if max_restarts and config.run_name is None and config.resume in ("auto", "never"):
                 flags += ["--run-name", time.strftime("%Y%m%d-%H%M%S")]  # the same after a restart
         if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
-            raise UserError(f"no {', '.join(missing)} in {sys.executable}: {_how_to_install()}")
-        ranks = None
-        if launcher.nproc_per_node:
-            ranks = _integer("--nproc-per-node", launcher.nproc_per_node)
-        if max_restarts:
-            torchrun = [f"--max-restarts={max_restarts}", *torchrun]
-        torchrun = [*_rendezvous_flags(launcher), *torchrun]
+            folder, python = shlex.quote(str(PROJECT)), shlex.quote(sys.executable)
+            command = f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
+            raise UserError(f"no {', '.join(missing)} in {sys.executable}: {command}")
+        given = launcher.nproc_per_node
+        ranks = _integer("--nproc-per-node", given) if given else None
+        restarts = [f"--max-restarts={max_restarts}"] if max_restarts else []
+        torchrun = [*_rendezvous_flags(launcher), *restarts, *torchrun]
         return run_ranks(ranks or default_ranks(), torchrun, [script, *flags])
     except UserError as error:
         print(f"launch: {error}", file=sys.stderr)
         return USER_ERROR
 
 
-# -- flags ---------------------------------------------------------------------------------------
-
-
 def _launcher_flags() -> Parser:
     """The launcher's own flags. They may stand anywhere; the rest is torchrun's or train.py's."""
     parser = Parser("launch", add_help=False, allow_abbrev=False)
-    for name, default in (
-        ("nproc-per-node", os.environ.get("NPROC_PER_NODE", "")),
-        ("nnodes", "1"),
-        ("node-rank", ""),
-        ("master-addr", ""),
-        ("master-port", "29500"),
-        ("max-restarts", os.environ.get("MAX_RESTARTS", "0")),
-    ):
+    defaults = {"nnodes": "1", "node-rank": "", "master-addr": "", "master-port": "29500"}
+    defaults["nproc-per-node"] = os.environ.get("NPROC_PER_NODE", "")
+    defaults["max-restarts"] = os.environ.get("MAX_RESTARTS", "0")
+    for name, default in defaults.items():
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default=default)
     return parser
 
@@ -91,38 +79,23 @@ def _integer(name: str, text: str, low: int = 1, high: int = 1_000_000) -> int:
 def _rendezvous_flags(flags: argparse.Namespace) -> list[str]:
     """torchrun's flags for where the ranks find each other."""
     nnodes = _integer("--nnodes", flags.nnodes)
+    check_interfaces()
     if nnodes == 1:
-        check_interfaces()
-        _report_ignored_variables()
+        for name, default in (("PET_NNODES", "1"), ("PET_NODE_RANK", "0")):
+            if os.environ.get(name, default) != default:  # torchrun would read it
+                text = f"{name} is ignored: launch.sh is for one machine, launch_multinode.sh"
+                print(f"launch: {text} (--nnodes, --node-rank) for several", file=sys.stderr)
         use_loopback()  # port 0 is any free one, so that two launches never collide
         where = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     else:
         node_rank = _integer("--node-rank", flags.node_rank, 0, nnodes - 1)
         port = _integer("--master-port", flags.master_port, 1, 65535)
         timeout = _integer("LAUNCH_TIMEOUT", os.environ.get("LAUNCH_TIMEOUT", "600"))
-        check_interfaces()
         # static: rank 0 is on the machine that was named, not on the one that came first
         endpoint = meet(flags.master_addr, port, node_rank, timeout)
         where = ["--rdzv-backend=static", f"--rdzv-endpoint={endpoint}"]
         where += [f"--node-rank={node_rank}", f"--rdzv-conf=timeout={timeout}"]
     return [f"--nnodes={nnodes}", *where]
-
-
-def _report_ignored_variables() -> None:
-    """torchrun would read these, and start on several machines."""
-    for name, default in (("PET_NNODES", "1"), ("PET_NODE_RANK", "0")):
-        if os.environ.get(name, default) != default:
-            print(
-                f"launch: {name} is ignored: launch.sh is for one machine, launch_multinode.sh "
-                "(--nnodes, --node-rank) for several",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
-def _how_to_install() -> str:
-    folder, python = shlex.quote(str(PROJECT)), shlex.quote(sys.executable)
-    return f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
 
 
 def usable_cpus() -> int:
@@ -137,9 +110,6 @@ def default_ranks() -> int:
     if torch.accelerator.is_available():
         return torch.accelerator.device_count()
     return min(2, usable_cpus())
-
-
-# -- the ranks -----------------------------------------------------------------------------------
 
 
 def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:

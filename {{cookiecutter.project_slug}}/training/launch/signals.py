@@ -41,38 +41,11 @@ from training.settings.config import seconds_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STARTED = time.time()
-RANKS_AT_ONCE = 32  # with more ranks, a reduction takes longer than a step, and not each makes one
+RANKS_AT_ONCE = 32  # with more, a reduction takes longer than a step: not every step makes one
 
 
 class StoppedEarly(BaseException):
-    """Asked to stop before there was anything to save: this rank leaves at once.
-
-    Not an Exception, so that nothing on the way out handles it as a failure.
-    """
-
-
-class BackgroundFlags:
-    """Flags that any rank may raise. They are reduced in the background, on the CPU, and read at
-    the next call: a step never waits for them, nor for the device."""
-
-    def __init__(self) -> None:
-        self._pending: tuple[torch.Tensor, Any] | None = None
-
-    def exchange(self, *raised: bool) -> list[bool]:
-        """Send this rank's flags. Returns which ones any rank had raised by the call before."""
-        before = self.finish()
-        flags = torch.tensor(raised, dtype=torch.int32)
-        self._pending = flags, dist.all_reduce(flags, async_op=True)
-        return before or [False] * len(raised)
-
-    def finish(self) -> list[bool]:
-        """Wait for the reduction that is under way; an empty list if there is none."""
-        if self._pending is None:
-            return []
-        flags, work = self._pending
-        self._pending = None  # it holds the process group
-        work.wait()
-        return [count > 0 for count in flags.tolist()]
+    """Asked to stop before there was anything to save. Not an Exception: nothing handles it."""
 
 
 class StopRequest:
@@ -83,12 +56,11 @@ class StopRequest:
 
     def __init__(self, max_time: str | None = None) -> None:
         self.asked = self.is_ready = False
-        self.deadline = math.inf
-        if max_time:  # from the launch on: the ranks may have been started again since
-            launched = float(os.environ.get("LAUNCHED_AT", STARTED))
-            self.deadline = launched + seconds_of(max_time)
+        launched = float(os.environ.get("LAUNCHED_AT", STARTED))  # ranks may be started again later
+        self.deadline = launched + seconds_of(max_time) if max_time else math.inf
         self._calls = 0
-        self._flags = BackgroundFlags()
+        self._flags = torch.zeros(2)  # how many ranks have been asked, and have met an error
+        self._reduction: Any = None  # on the CPU, so that a step never waits for the device
         self._old_handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -105,21 +77,29 @@ class StopRequest:
     def agreed(self, error: Exception | None = None) -> bool:
         """Call once a step on every rank: whether any rank had been asked by the step before.
 
-        With more than RANKS_AT_ONCE ranks only every second, third, ... call makes a reduction.
         `error`: what the main process met in the background; every rank then raises it.
         """
         self._calls += 1
         if self._calls % math.ceil(dist.get_world_size() / RANKS_AT_ONCE):
             return False
+        num_asked, num_errors = self._end_reduction()
         asked = self.asked or time.time() > self.deadline
-        any_asked, any_error = self._flags.exchange(asked, error is not None)
-        if any_error:
+        self._flags = torch.tensor([asked, error is not None], dtype=torch.int32)
+        self._reduction = dist.all_reduce(self._flags, async_op=True)
+        if num_errors:
             on_main(lambda: _raise(error))
-        return any_asked
+        return num_asked > 0
+
+    def _end_reduction(self) -> Any:
+        """Wait for the reduction that the call before has begun, and return its flags."""
+        if self._reduction is not None:
+            self._reduction.wait()
+            self._reduction = None  # it holds the process group
+        return self._flags.tolist()
 
     def close(self) -> None:
         """Wait for the reduction that is under way, and give the signals back."""
-        self._flags.finish()
+        self._end_reduction()
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 

@@ -1,10 +1,13 @@
-"""The life of a rank's process: its process group, its watchdog, and its exit code."""
+"""The life of a rank's process: its process group, its watchdog, its failure, its exit code."""
 
 import ctypes
 import gc
 import os
+import re
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -12,67 +15,86 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training.distributed import watchdog
-from training.distributed.ranks import has_terminal, is_launched, rank_name, reduce_tensor, setup
-from training.launch import rank_failure
+from training.distributed.ranks import has_terminal, reduce_tensor, setup
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
 from training.step.compile import choose_kernels
 
+CHECKPOINT_TIMEOUT_S = 10.0  # how long a failed rank waits for a checkpoint that is being written
+
 
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
     """Call `main(config, device)` in a process group, then leave with the right exit code.
 
-    On success the group is destroyed when everything of `main` that holds it is gone. The process
-    then leaves without Python's own shutdown: FSDP's caches keep gloo's threads alive, and Python
-    sometimes aborts over them, after all work is done.
-    On failure other ranks may wait in a collective, so this rank leaves at once, without another
-    collective that could hang; the launcher then ends the others.
+    Python's own shutdown is left out: FSDP's caches keep gloo's threads alive, and it sometimes
+    aborts over them. A failed rank leaves at once, without another collective that could hang.
     """
     gc.freeze()  # imported objects stay: no collection needs to look at them
     gc.enable()
     os.umask(os.umask(0o077) | 0o002)  # what is written is not for everybody to change
     die_with_launcher()
     get_error_handler().initialize()
+    code = 0
     try:
-        _call(main, config)
+        choose_kernels(config)
+        # The watchdog ends a wait first, since it knows more than a collective.
+        device, store = setup(config.timeout + watchdog.COLLECTIVE_MARGIN_S)
+        thread = watchdog.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
+        if dist.get_world_size() > 1:
+            thread.start()
+        main(config, device)
+        thread.stop()
     except Exception as error:
-        if not needs_no_traceback(error):
-            rank_failure.write_traceback(error, rank_name())
-        elif has_terminal():
-            print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
-        get_error_handler().record_exception(error)
-        rank_failure.wait_for_checkpoint()
-        _leave(USER_ERROR if needs_no_traceback(error) else 1)
+        code = _report(error)
     except KeyboardInterrupt:  # before there was a StopRequest
-        _leave(130)
+        code = 130
     except StoppedEarly:
-        _leave(STOPPED_EARLY)
-    gc.collect()
-    reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
-    dist.destroy_process_group()
-    _leave(0)
-
-
-def _call(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
-    choose_kernels(config)
-    # The watchdog ends a wait first, since it knows more than a collective.
-    device, store = setup(config.timeout + watchdog.COLLECTIVE_MARGIN_S)
-    thread = watchdog.Watchdog(store, config.timeout, config.step_timeout or config.timeout)
-    if dist.get_world_size() > 1:
-        thread.start()
-    main(config, device)
-    thread.stop()
-
-
-def _leave(code: int) -> None:
+        code = STOPPED_EARLY
+    else:
+        gc.collect()  # what `main` leaves may hold the group
+        reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
+        dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
+def _report(error: Exception) -> int:
+    """Print and record why this rank fails, let a checkpoint reach the disk; the exit code."""
+    if not needs_no_traceback(error):
+        error.add_note(f"in: {watchdog.position}")
+        if advice := advice_for(error):
+            error.add_note(f"hint: {advice}")
+        watchdog.write_error("".join(traceback.format_exception(error)))
+    elif has_terminal():
+        print(f"\ntrain.py: {error}", file=sys.stderr, flush=True)
+    get_error_handler().record_exception(error)  # for the launcher
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(CHECKPOINT_TIMEOUT_S)
+    return USER_ERROR if needs_no_traceback(error) else 1
+
+
+def advice_for(error: Exception) -> str:
+    """What to do about a failure that has a usual cause, or ""."""
+    text = str(error)  # some are plain RuntimeErrors, without a type or a code of their own
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        rows, length = watchdog.position.shape
+        problem = f"memory ran out with {rows} rows of {length} tokens at a time"
+        advice = f"--batch-size {max(1, rows // 2)} needs less and gives the same result"
+        others = "--gradient-checkpointing and a shorter --max-length need less too"
+        return f"{problem}: {advice} (--eval-batch-size in an evaluation); {others}"
+    if re.search(r"DataLoader worker .*(killed|exited unexpectedly)|Bus error", text):
+        advice = "--num-workers 0 starts none; in a container, give it more --shm-size"
+        return f"a loader process was killed, mostly because memory is short: {advice}"
+    if "Expected to have finished reduction" in text:
+        advice = "every one must, on every rank, unless requires_grad_(False) freezes it"
+        return f"a parameter of model.py did not contribute to the loss: {advice}"
+    return ""
+
+
 def die_with_launcher() -> None:
     """Ask Linux to end this process when the launcher dies, so that no orphan holds a GPU."""
-    if sys.platform == "linux" and is_launched():
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux" and dist.is_torchelastic_launched():
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
