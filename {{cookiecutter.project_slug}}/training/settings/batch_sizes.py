@@ -9,8 +9,7 @@ from training.settings.errors import UserError
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How a global batch is computed: on every rank, `gradient_accumulation_steps` micro-batches
-    of at most `batch_size` rows."""
+    """On every rank, `gradient_accumulation_steps` micro-batches of at most `batch_size` rows."""
 
     global_batch_size: int
     batch_size: int
@@ -22,19 +21,18 @@ def batch_sizes(config: TrainConfig, world_size: int, num_replicas: int = 1) -> 
 
     The `num_replicas` of the model in each rank share a micro-batch (`--strategy dp`).
     """
-    if config.batch_size == AUTO:  # the most; training/step/batch_size.py then sees what fits
-        total = config.global_batch_size or 32
+    total, accumulation = config.global_batch_size or 32, config.gradient_accumulation_steps
+    if config.batch_size == AUTO:  # begin with the most; auto_batch_size.py then sees what fits
         return BatchSizes(total, math.ceil(total / world_size), 1)
-    micro, accumulation = config.batch_size * num_replicas, config.gradient_accumulation_steps
+    micro = config.batch_size * num_replicas
     if accumulation is None:
-        total = config.global_batch_size or 32
         accumulation = math.ceil(total / (micro * world_size))
         return BatchSizes(total, math.ceil(total / (accumulation * world_size)), accumulation)
     product = micro * accumulation * world_size
-    if config.global_batch_size not in (None, product):
-        raise UserError(
-            f"global_batch_size {config.global_batch_size} is not batch_size {micro} x "
-            f"gradient_accumulation_steps {accumulation} x world size {world_size} = {product}; "
-            "leave one of them out"
-        )
-    return BatchSizes(product, micro, accumulation)
+    if config.global_batch_size in (None, product):
+        return BatchSizes(product, micro, accumulation)
+    raise UserError(
+        f"global_batch_size {config.global_batch_size} is not batch_size {micro} x "
+        f"gradient_accumulation_steps {accumulation} x world size {world_size} = {product}; "
+        "leave one of them out"
+    )
