@@ -10,16 +10,18 @@ gives all labels with a probability of at least a half.
 
 import argparse
 import csv
-import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from training.settings.errors import UserError
 
 CHUNK = 4096  # rows held at a time; within them, texts of similar length share a batch
+TextAndPair = tuple[str, str | None]
 
 
 class Prediction(NamedTuple):
@@ -29,54 +31,49 @@ class Prediction(NamedTuple):
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "texts", nargs="*", metavar="TEXT", help="default: one per line on standard input"
-    )
-    parser.add_argument("--model", required=True, type=Path, help="a folder such as runs/NAME/best")
-    parser.add_argument("--input", type=Path, help="CSV, TSV, JSONL, Parquet, or .txt")
-    parser.add_argument("--output", type=Path, help=".csv, .tsv or .jsonl (default: the screen)")
-    parser.add_argument("--text-column", nargs="+", help="default: as in training")
-    parser.add_argument("--text-pair-column", help="default: as in training")
-    parser.add_argument("--encoding", default="utf-8", help="of the input (default: utf-8)")
-    parser.add_argument("--delimiter", help="between columns (default: by suffix)")
-    parser.add_argument(
-        "--no-header", dest="header", action="store_false", help="columns are numbers"
-    )
-    parser.add_argument("--on-bad-rows", choices=("error", "skip"), default="error")
-    parser.add_argument("--batch-size", type=int, default=32)
+    show = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=show)
+    add = parser.add_argument
+    add("texts", nargs="*", metavar="TEXT", help="default: one per line on standard input")
+    add("--model", required=True, type=Path, help="a folder such as runs/NAME/best")
+    add("--input", type=Path, help="CSV, TSV, JSONL, Parquet, or .txt")
+    add("--output", type=Path, help=".csv, .tsv or .jsonl (default: the screen)")
+    add("--text-column", nargs="+", help="default: as in training")
+    add("--text-pair-column", help="default: as in training")
+    add("--encoding", default="utf-8", help="of the input (default: utf-8)")
+    add("--delimiter", help="between columns (default: by suffix)")
+    add("--no-header", dest="header", action="store_false", help="columns are numbers")
+    add("--on-bad-rows", choices=("error", "skip"), default="error")
+    add("--batch-size", type=int, default=32)
     return parser.parse_args()
 
 
 def main(arguments: argparse.Namespace) -> None:
-    if not (arguments.model / "config.json").exists():
-        raise UserError(f"{arguments.model} is not a model folder; give --model runs/NAME/best")
-    if arguments.output and arguments.output.suffix not in (".csv", ".tsv", ".jsonl"):
-        raise UserError(f"--output {arguments.output} must end in .csv, .tsv or .jsonl")
-    if arguments.output and not arguments.output.parent.is_dir():
-        raise UserError(
-            f"--output {arguments.output}: there is no folder {arguments.output.parent}"
-        )
+    folder, output = arguments.model, arguments.output
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is not a model folder; give --model runs/NAME/best")
+    if output and output.suffix not in (".csv", ".tsv", ".jsonl"):
+        raise UserError(f"--output {output} must end in .csv, .tsv or .jsonl")
+    if output and not output.parent.is_dir():
+        raise UserError(f"--output {output}: there is no folder {output.parent}")
     if arguments.input and arguments.texts:
         raise UserError("give texts or --input, not both")
     # Only now the slow imports: the checks above answer at once.
-    classify = Classifier(arguments.model, arguments.batch_size)
+    classify = Classifier(folder, arguments.batch_size)
     texts = arguments.texts or sys.stdin
     rows = classify.read(arguments) if arguments.input else texts_of(texts)
-    results = itertools.chain.from_iterable(map(classify, chunks(rows)))
-    if arguments.output is None:
+    results = (prediction for chunk in chunks(rows) for prediction in classify(chunk))
+    if output is None:
         write(results, sys.stdout, ".tsv", header=False)
         return
-    partial = arguments.output.with_name(f".{arguments.output.name}.part")
+    partial = output.with_name(f".{output.name}.part")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:
-            count = write(results, file, arguments.output.suffix, header=True)
-        partial.replace(arguments.output)
+            count = write(results, file, output.suffix, header=True)
+        partial.replace(output)
     finally:
         partial.unlink(missing_ok=True)
-    print(f"{count} rows to {arguments.output}", file=sys.stderr)
+    print(f"{count} rows to {output}", file=sys.stderr)
 
 
 class Classifier:
@@ -95,14 +92,12 @@ class Classifier:
         self.model.to(self.device).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.settings: dict[str, Any] = getattr(self.model.config, "preprocessing", {})
-        self.encode = Encoder(
-            self.tokenizer, self.tokenizer.model_max_length, self.settings.get("truncate", "head")
-        )
+        truncate = self.settings.get("truncate", "head")
+        self.encode = Encoder(self.tokenizer, self.tokenizer.model_max_length, truncate)
         self.multi_label = self.model.config.problem_type == "multi_label_classification"
 
-    def read(self, arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-        """The texts of --input, in its order. A row without a text is an error, so that the output
-        has the rows of the input."""
+    def read(self, arguments: argparse.Namespace) -> Iterator[TextAndPair]:
+        """The texts of --input, in its order, as many as its rows unless bad ones are skipped."""
         from training.dataset.files import expand_files
         from training.dataset.readers import read_rows
         from training.dataset.rows import ReadOptions, ReadReport
@@ -121,46 +116,45 @@ class Classifier:
         for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
             yield row.text, row.pair
 
-    def __call__(self, rows: list[tuple[str, str | None]]) -> list[Prediction]:
-        probabilities = self.probabilities([r[0] for r in rows], [r[1] for r in rows])
+    def __call__(self, rows: list[TextAndPair]) -> list[Prediction]:
         names = self.model.config.id2label
         predictions = []
-        for (text, _), row in zip(rows, probabilities, strict=True):
+        for (text, _), row in zip(rows, self.probabilities(rows), strict=True):
             best = (row >= 0.5).nonzero()[0] if self.multi_label else [row.argmax()]
             labels = ", ".join(names[int(i)] for i in best)
             predictions.append(Prediction(text, labels, ", ".join(f"{row[i]:.4f}" for i in best)))
         return predictions
 
-    def probabilities(self, texts: list[str], pairs: list[str | None]) -> Any:
-        """(rows, labels) in the order of `texts`."""
+    def probabilities(self, rows: list[TextAndPair]) -> Any:
+        """(rows, labels)"""
         import numpy as np
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
         from training.step.evaluation import probabilities
 
-        types = {"token_type_ids"} & set(self.tokenizer.model_input_names)
-        paired = [pair or "" for pair in pairs] if any(p is not None for p in pairs) else None
-        encoded = self.encode(texts, paired)
-        order = sorted(range(len(texts)), key=lambda i: len(encoded.ids[i]))
-        logits = np.empty((len(texts), self.model.config.num_labels), np.float32)
+        texts, pairs = zip(*rows, strict=True)
+        has_pairs = any(pair is not None for pair in pairs)
+        encoded = self.encode(texts, [pair or "" for pair in pairs] if has_pairs else None)
+        names = {"input_ids", "attention_mask", *self.tokenizer.model_input_names}
+        order = sorted(range(len(rows)), key=lambda i: len(encoded.ids[i]))
+        logits = np.empty((len(rows), self.model.config.num_labels), np.float32)
         for begin in range(0, len(order), self.batch_size):
-            rows = order[begin : begin + self.batch_size]
-            length = max(len(encoded.ids[i]) for i in rows)
-            inputs = torch.full((3, len(rows), length), 0)  # ids, mask, token types
-            inputs[0] = self.tokenizer.pad_token_id
-            for place, i in enumerate(rows):
-                ids = torch.tensor(encoded.ids[i])
-                inputs[0, place, : len(ids)] = ids
-                inputs[1, place, : len(ids)] = 1
-                inputs[2, place, encoded.first[i] : len(ids)] = 1
-            names = ["input_ids", "attention_mask", *types]
+            batch = order[begin : begin + self.batch_size]
+            ids = [torch.tensor(encoded.ids[i]) for i in batch]
+            types = [torch.arange(len(encoded.ids[i])) >= encoded.first[i] for i in batch]
+            inputs = {
+                "input_ids": pad_sequence(ids, True, self.tokenizer.pad_token_id),
+                "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+                "token_type_ids": pad_sequence(types, True).long(),
+            }
+            known = {name: inputs[name].to(self.device) for name in inputs if name in names}
             with torch.no_grad():
-                batch = dict(zip(names, inputs.to(self.device), strict=False))
-                logits[rows] = self.model(**batch).logits.float().cpu().numpy()
+                logits[batch] = self.model(**known).logits.float().cpu().numpy()
         return probabilities(logits, self.multi_label)
 
 
-def texts_of(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+def texts_of(lines: Iterable[str]) -> Iterator[TextAndPair]:
     """Texts as rows. A blank one is an error, so that the output has the lines of the input."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -168,9 +162,9 @@ def texts_of(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
         yield line.rstrip("\r\n"), None
 
 
-def chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:
+def chunks(rows: Iterable[TextAndPair]) -> Iterator[list[TextAndPair]]:
     iterator = iter(rows)
-    while chunk := list(itertools.islice(iterator, CHUNK)):
+    while chunk := list(islice(iterator, CHUNK)):
         yield chunk
 
 
@@ -179,23 +173,21 @@ def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool
 
     TSV has no quotes, so tabs and line ends in a text become spaces.
     """
-    count = 0
-    table = csv.writer(file)
     if header and suffix != ".jsonl":
         delimiter = "\t" if suffix == ".tsv" else ","
         file.write(delimiter.join(Prediction._fields) + "\n")
+    count, table = 0, csv.writer(file)
     for row in results:
         count += 1
-        if suffix == ".jsonl":
-            numbers = json.loads(f"[{row.probability}]")
-            probability = numbers[0] if len(numbers) == 1 else numbers
-            file.write(json.dumps(row._asdict() | {"probability": probability}, ensure_ascii=False))
-            file.write("\n")
-        elif suffix == ".csv":
+        if suffix == ".csv":
             table.writerow(row)
-        else:
-            text = " ".join(row.text.split("\t")).replace("\n", " ").replace("\r", " ")
+        elif suffix == ".tsv":
+            text = re.sub(r"[\t\r\n]", " ", row.text)
             file.write(f"{text}\t{row.label}\t{row.probability}\n")
+        else:
+            numbers = json.loads(f"[{row.probability}]")
+            line = row._asdict() | {"probability": numbers[0] if len(numbers) == 1 else numbers}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return count
 
 
