@@ -1,11 +1,9 @@
 """Which way to train is fastest on this machine? Run it before a long training.
 
-    python benchmark.py                               # with the settings of config.toml
-    python benchmark.py --train-file mine.tsv --model xlm-roberta-base --precision bf16
+    python benchmark.py --model xlm-roberta-base --precision bf16    # any flags of train.py
     python benchmark.py --rows 5000 --only ddp        # more rows; only names with "ddp" in them
 
-It runs train.py on some of the rows in every variant that this machine can run, and writes a table,
-`benchmark.json` and `benchmark.png` to `runs/benchmark-TIME/`. Any flag of train.py may be given.
+It trains in every variant that this machine can run, and writes to `runs/benchmark-TIME/`.
 """
 
 import argparse
@@ -80,8 +78,8 @@ def run(variant: Variant, folder: Path, flags: list[str], rows: int) -> None:
     done = subprocess.run(command, env=env, stdout=PIPE, stderr=STDOUT, text=True)
     seconds = time.monotonic() - began
     if done.returncode == 0:
-        measured = read_run(folder / name, global_batch_size, config.metric)
-        variant.result = {"seconds": seconds} | measured
+        variant.result = read_run(folder / name, global_batch_size, config.metric)
+        variant.result["seconds"] = seconds
     else:
         output = done.stdout.strip() or f"exit code {done.returncode}"
         variant.why_not = f"failed: {output.splitlines()[-1][:120]}"
@@ -119,9 +117,8 @@ def add_exchange_and_optimizer(measured: list[Variant]) -> None:
         return
     seconds = [v.result["seconds_per_step"] / v.accumulation_steps for v in accumulated]
     once = linear_regression([1 / v.accumulation_steps for v in accumulated], seconds).slope
-    for variant in accumulated:
-        share = max(0.0, once) / variant.result["seconds_per_step"]
-        variant.result["exchange_and_optimizer"] = share
+    for result in (variant.result for variant in accumulated):
+        result["exchange_and_optimizer"] = max(0.0, once) / result["seconds_per_step"]
 
 
 def table(measured: list[Variant], metric: str) -> str:
@@ -174,12 +171,11 @@ def advice(measured: list[Variant]) -> str:
 def draw(measured: list[Variant], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    done = [(v.name, v.result["rows_per_second"]) for v in measured if v.result][::-1]
+    done = [v for v in reversed(measured) if v.result]
     figure = Figure(figsize=(8, 1 + 0.45 * len(done)), layout="constrained")
-    axes = figure.add_subplot()
-    bars = axes.barh([name for name, _ in done], [rate for _, rate in done])
+    axes = figure.add_subplot(xlabel="rows a second")
+    bars = axes.barh([v.name for v in done], [v.result["rows_per_second"] for v in done])
     axes.bar_label(bars, fmt=" {:,.0f}")
-    axes.set_xlabel("rows a second")
     axes.margins(x=0.12)
     figure.savefig(path, dpi=120)
 
@@ -218,7 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(f"benchmark.py: {error}")
+    main()

@@ -15,8 +15,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -35,9 +33,8 @@ def build_model(
     """A sequence classifier for these labels, in fp32; fp16 and bf16 come from autocast."""
     from_scratch = config.model == FROM_SCRATCH
     if from_scratch:
-        model_config = BertConfig(
-            hidden_size=192, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
-        )
+        size = {"hidden_size": 192, "num_attention_heads": 4, "intermediate_size": 512}
+        model_config = AutoConfig.for_model("bert", num_hidden_layers=2, **size)
         model_config.vocab_size = len(tokenizer)
         model_config.max_position_embeddings = max(512, config.max_length)
     else:
@@ -54,7 +51,7 @@ def build_model(
     model_config.update(head)
     set_dropout(model_config, config.dropout)
     if from_scratch:
-        return BertForSequenceClassification(model_config)
+        return AutoModelForSequenceClassification.from_config(model_config)
     model, info = AutoModelForSequenceClassification.from_pretrained(
         config.model,
         config=model_config,
@@ -87,10 +84,8 @@ def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedToke
         tokenizer = AutoTokenizer.from_pretrained(config.model, trust_remote_code=remote)
         limit = min(longest_input(known), tokenizer.model_max_length)
         if config.max_length > limit:
-            raise UserError(
-                f"max_length {config.max_length} is more than {config.model} can read; "
-                f"give --max-length {limit} or less"
-            )
+            too_long = f"max_length {config.max_length} is more than {config.model} can read"
+            raise UserError(f"{too_long}; give --max-length {limit} or less")
         if len(tokenizer) < known.vocab_size / 2:  # transformers silently makes an empty one
             raise UserError(f"{config.model} has no tokenizer of its own; add its files")
         if tokenizer.pad_token is None:  # decoders

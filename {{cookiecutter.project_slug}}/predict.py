@@ -1,11 +1,10 @@
-"""Label texts with a trained model.
+"""Label texts with a trained model. They are prepared exactly as in training.
 
     python predict.py --model runs/NAME/best "a text" "another text"
     python predict.py --model runs/NAME/best < texts.txt            # a text a line
     python predict.py --model runs/NAME/best --input rows.csv --output labels.csv
 
-Texts are prepared exactly as in training. A label comes with its probability; a multi-label model
-gives all labels with a probability of at least a half.
+A multi-label model gives all labels with a probability of at least a half.
 """
 
 import argparse
@@ -16,18 +15,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from training.settings.errors import UserError
 
 CHUNK = 4096  # rows held at a time; within them, texts of similar length share a batch
 TextAndPair = tuple[str, str | None]
-
-
-class Prediction(NamedTuple):
-    text: str
-    label: str  # with a multi-label model all labels, separated by commas
-    probability: str
+Prediction = tuple[str, str, str]  # text; label, or all of a multi-label model; probability of each
 
 
 def parse() -> argparse.Namespace:
@@ -61,8 +55,7 @@ def main(arguments: argparse.Namespace) -> None:
     # Only now the slow imports: the checks above answer at once.
     classify = Classifier(folder, arguments.batch_size)
     texts = arguments.texts or sys.stdin
-    rows = classify.read(arguments) if arguments.input else texts_of(texts)
-    results = (prediction for chunk in chunks(rows) for prediction in classify(chunk))
+    results = classify(classify.read(arguments) if arguments.input else texts_of(texts))
     if output is None:
         write(results, sys.stdout, ".tsv", header=False)
         return
@@ -116,14 +109,13 @@ class Classifier:
         for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
             yield row.text, row.pair
 
-    def __call__(self, rows: list[TextAndPair]) -> list[Prediction]:
+    def __call__(self, rows: Iterator[TextAndPair]) -> Iterator[Prediction]:
         names = self.model.config.id2label
-        predictions = []
-        for (text, _), row in zip(rows, self.probabilities(rows), strict=True):
-            best = (row >= 0.5).nonzero()[0] if self.multi_label else [row.argmax()]
-            labels = ", ".join(names[int(i)] for i in best)
-            predictions.append(Prediction(text, labels, ", ".join(f"{row[i]:.4f}" for i in best)))
-        return predictions
+        while chunk := list(islice(rows, CHUNK)):
+            for (text, _), row in zip(chunk, self.probabilities(chunk), strict=True):
+                best = (row >= 0.5).nonzero()[0] if self.multi_label else [row.argmax()]
+                labels = ", ".join(names[int(i)] for i in best)
+                yield text, labels, ", ".join(f"{row[i]:.4f}" for i in best)
 
     def probabilities(self, rows: list[TextAndPair]) -> Any:
         """(rows, labels)"""
@@ -162,12 +154,6 @@ def texts_of(lines: Iterable[str]) -> Iterator[TextAndPair]:
         yield line.rstrip("\r\n"), None
 
 
-def chunks(rows: Iterable[TextAndPair]) -> Iterator[list[TextAndPair]]:
-    iterator = iter(rows)
-    while chunk := list(islice(iterator, CHUNK)):
-        yield chunk
-
-
 def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool) -> int:
     """Write predictions as CSV, TSV or JSONL; return how many.
 
@@ -175,18 +161,18 @@ def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool
     """
     if header and suffix != ".jsonl":
         delimiter = "\t" if suffix == ".tsv" else ","
-        file.write(delimiter.join(Prediction._fields) + "\n")
+        file.write(delimiter.join(["text", "label", "probability"]) + "\n")
     count, table = 0, csv.writer(file)
-    for row in results:
+    for text, label, probability in results:
         count += 1
         if suffix == ".csv":
-            table.writerow(row)
+            table.writerow([text, label, probability])
         elif suffix == ".tsv":
-            text = re.sub(r"[\t\r\n]", " ", row.text)
-            file.write(f"{text}\t{row.label}\t{row.probability}\n")
+            file.write(re.sub(r"[\t\r\n]", " ", text) + f"\t{label}\t{probability}\n")
         else:
-            numbers = json.loads(f"[{row.probability}]")
-            line = row._asdict() | {"probability": numbers[0] if len(numbers) == 1 else numbers}
+            numbers = json.loads(f"[{probability}]")
+            number = numbers[0] if len(numbers) == 1 else numbers
+            line = {"text": text, "label": label, "probability": number}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return count
 

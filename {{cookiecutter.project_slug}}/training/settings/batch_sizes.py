@@ -1,4 +1,4 @@
-"""How a global batch is computed: rows, micro-batches and accumulation steps."""
+"""How many rows a micro-batch has, and how many micro-batches a step."""
 
 import math
 from dataclasses import dataclass
@@ -22,9 +22,8 @@ def batch_sizes(config: TrainConfig, world_size: int, num_replicas: int = 1) -> 
     The `num_replicas` of the model in each rank share a micro-batch (`--strategy dp`).
     """
     total, accumulation = config.global_batch_size or 32, config.gradient_accumulation_steps
-    if config.batch_size == AUTO:  # begin with the most; auto_batch_size.py then sees what fits
-        return BatchSizes(total, math.ceil(total / world_size), 1)
-    micro = config.batch_size * num_replicas
+    is_auto = config.batch_size == AUTO  # begin with all rows; auto_batch_size.py sees what fits
+    micro = total if is_auto else config.batch_size * num_replicas
     if accumulation is None:
         accumulation = math.ceil(total / (micro * world_size))
         return BatchSizes(total, math.ceil(total / (accumulation * world_size)), accumulation)

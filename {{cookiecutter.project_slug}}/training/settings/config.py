@@ -6,8 +6,6 @@ To add one, add a line to `TrainConfig`, and read it where it is needed, as `con
 """
 
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -23,27 +21,16 @@ HUB = "hf://"  # begins the name of a Hugging Face data set, where a file could 
 
 
 def seconds_of(max_time: str) -> int:
-    """Seconds in "HH:MM". Errors: UserError."""
-    match = re.fullmatch(r"(\d+):([0-5]\d)", max_time)
-    if match is None:
-        raise UserError(f"max_time must be hours and minutes, as 11:30, not {max_time!r}")
-    return int(match[1]) * 3600 + int(match[2]) * 60
-
-
-def _check_run_name(name: str) -> None:
-    if Path(name).name != name or name == ".." or "\0" in name:
-        raise UserError(f"run_name {name!r} must be a plain folder name")
-
-
-def _check_train_file(files: Sequence[str]) -> None:
-    if not files:
-        raise UserError("no train_file: give --train-file, or set it in config.toml")
+    """Seconds in "HH:MM"."""
+    hours, minutes = max_time.split(":")
+    return int(hours) * 3600 + int(minutes) * 60
 
 
 # `setting` with what many settings have in common; `Facts` in setting.py lists what can be given.
 reading = partial(setting, hyperparameter=False)  # how files become rows
 learning = partial(setting, affects_rows=False)  # what is learned from the rows
-running = partial(learning, resumable=True, hyperparameter=False)  # how that is computed
+unshown = partial(learning, hyperparameter=False)  # the same, but rarely compared between runs
+running = partial(unshown, resumable=True)  # how that is computed
 
 
 @dataclass(frozen=True)
@@ -53,24 +40,20 @@ class TrainConfig:
     model: str = learning(FROM_SCRATCH, "Hugging Face name or folder; from-scratch: no download",
         path=True, may_be_name=True, aliases=("model_name_or_path",), group="model")
     max_length: int = setting(128, "most tokens of a text; raise it when many are cut", at_least=8)
-    truncate: str = reading("head", "which part of a longer text is kept",
-        "head", "tail", "head+tail")
+    truncate: str = reading("head", "which part of a text is kept", "head", "tail", "head+tail")
     dropout: float | None = learning(None, "probability; raise it on overfitting [the model's own]",
         at_least=0, below=1)
     freeze_encoder: bool = learning(False, "train only the head: quick, enough for a first look")
-    freeze_embeddings: bool = learning(False, "word embeddings stay: less memory and communication",
-        hyperparameter=False)
-    trust_remote_code: bool = learning(False, "run Python code of the model, if you trust it",
-        hyperparameter=False)
+    freeze_embeddings: bool = unshown(False, "word embeddings stay: less memory and communication")
+    trust_remote_code: bool = unshown(False, "run Python code of the model, if you trust it")
     # -- data: rows depend on what is in the files, not on their names
     train_file: tuple[str, ...] = running((), "CSV, TSV, JSONL, Parquet, Arrow; files and globs",
-        path=True, check=_check_train_file, aliases=("train_data",), group="data")
+        path=True, aliases=("train_data",), group="data")
     val_file: tuple[str, ...] = running((), "validation rows, if not --val-fraction of train rows",
         path=True, replaced_by="train_file")
     test_file: tuple[str, ...] = running((), "for the final report; never used to choose anything",
         path=True, replaced_by="train_file")
-    val_fraction: float = learning(0.1, "share of training rows to validate on, without --val-file",
-        at_least=0, below=1, hyperparameter=False)
+    val_fraction: float = unshown(0.1, "share to validate on if no --val-file", at_least=0, below=1)
     text_column: tuple[str, ...] = reading(("text",), "text columns, joined by the separator token")
     text_pair_column: str | None = reading(None, "column with the second text of a pair")
     label_column: str = reading("label", "column with the label")
@@ -80,20 +63,16 @@ class TrainConfig:
     encoding: str = reading("utf-8", "of text files: gb18030, big5, utf-16, latin-1, ...")
     tsv_quoting: bool = reading(False, "TSV files quote fields as CSV files do")
     header: bool = reading(True, "the first line names the columns; otherwise they are numbers")
-    on_bad_rows: str = reading("error", "rows that cannot be used: stop, or list and skip them",
-        "error", "skip")
-    cache_dir: str = running("cache", "for tokenized rows; use a local disk if the network is slow",
-        path=True)
+    on_bad_rows: str = reading("error", "unusable rows: stop, or list and skip", "error", "skip")
+    cache_dir: str = running("cache", "for tokenized rows; best on a local disk", path=True)
     # -- batch
     global_batch_size: int | None = learning(None, "rows per step, all ranks; decides results [32]",
         at_least=1, replaced_by="gradient_accumulation_steps", group="batch")
     batch_size: int = running(16, "most rows in a rank's forward; auto: as many as fit in memory",
         at_least=0, auto=True, aliases=("per_device_train_batch_size",))
-    gradient_accumulation_steps: int | None = running(
-        None, "if set: global batch size = batch size x this x world size",
+    gradient_accumulation_steps: int | None = running(None, "if set, it sets the global batch size",
         at_least=1, replaced_by="global_batch_size")
-    group_by_length: bool = learning(True, "batch texts of similar length: less padding, faster",
-        hyperparameter=False)
+    group_by_length: bool = unshown(True, "batch texts of similar length: less padding, faster")
     eval_batch_size: int = running(32, "rows in one forward of an evaluation", at_least=1)
     num_workers: int = running(0, "loader processes per rank; rarely needed", at_least=0)
     # -- training
@@ -114,11 +93,9 @@ class TrainConfig:
     # -- compute
     precision: str = learning("fp32", "bf16 or tf32 on recent GPUs, fp16 on older; fp64 for checks",
         "fp32", "tf32", "bf16", "fp16", "fp64", aliases=("bf16", "fp16"), group="compute")
-    strategy: str = running("ddp", "fsdp shards a model that does not fit one GPU; dp: to compare",
-        "ddp", "fsdp", "dp")
-    gradient_compression: str = learning(
-        "none", "for a slow network: rows (exact: only embeddings of words in use), or bf16",
-        "none", "rows", "bf16", "fp16", hyperparameter=False)
+    strategy: str = running("ddp", "fsdp shards large models; dp: to compare", "ddp", "fsdp", "dp")
+    gradient_compression: str = unshown("none", "for a slow network; rows is exact, bf16 is not",
+        "none", "rows", "bf16", "fp16")
     gradient_checkpointing: bool = running(False, "less memory, about a third slower")
     compile: bool = running(False, "torch.compile: slower start, then faster on GPUs")
     deterministic: bool = running(False, "only deterministic kernels: bit-identical runs on GPUs")
@@ -126,23 +103,22 @@ class TrainConfig:
     timeout: float = running(1800.0, "most seconds without progress, before step 1", at_least=0)
     step_timeout: float = running(600.0, "the same from step 1 on; 0: as --timeout", at_least=0)
     # -- evaluation
-    evals_per_epoch: int = learning(1, "raise it when an epoch takes hours; 0: only at the end",
-        at_least=0, hyperparameter=False, group="evaluation")
-    metric: str = learning("accuracy", "chooses the best checkpoint; macro_f1 for uneven classes",
-        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss", hyperparameter=False)
+    evals_per_epoch: int = unshown(1, "raise it when an epoch takes hours; 0: only at the end",
+        at_least=0, group="evaluation")
+    metric: str = unshown("accuracy", "chooses the best checkpoint; macro_f1 for uneven classes",
+        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss")
     early_stopping_patience: int = running(0, "stop after N evaluations without gain; 0: never",
         at_least=0, aliases=("patience",))
-    max_bad_steps: int = running(20, "skipped steps in a row (gradient not finite) that end a run",
-        at_least=1)
-    check_replicas_every: int = running(0, "steps between checks of equal weights [evaluations]",
-        at_least=0)
+    max_bad_steps: int = running(20, "skipped steps (not finite) in a row to end after", at_least=1)
+    check_replicas_every: int = running(0, "steps between replica checks [evaluations]", at_least=0)
     # -- run
     run_name: str | None = running(None, "folder in --runs-dir; an old name resumes it [the time]",
-        check=_check_run_name, group="run")
+        pattern=r"(?!\.\.?\Z)[^/\0]*", rule="a plain folder name", group="run")
     runs_dir: str = running("runs", "where runs are kept", path=True, aliases=("output_dir",))
     resume: str = running("auto", "auto: a run of this name; never; or a run or checkpoint folder")
     resume_anyway: bool = running(False, "resume although settings differ that change the result")
-    max_time: str | None = running(None, "HH:MM from launch; then save and stop", check=seconds_of)
+    max_time: str | None = running(None, "HH:MM from the launch on; then save and stop",
+        pattern=r"\d+:[0-5]\d", rule="hours and minutes, as 11:30")
     log_every: int = running(10, "steps between two lines of the log", at_least=1)
     save_every: int = running(0, "steps between checkpoints, besides at evaluations", at_least=0)
     keep_checkpoints: int = running(2, "newest checkpoints to keep; best/ is kept too", at_least=1)
@@ -184,6 +160,8 @@ class TrainConfig:
         """Refuse what cannot work. Errors: UserError with the value, the rule and the way out."""
         for name, about, value in self._items():
             about.check_value(name, value)
+        if not self.train_file:
+            raise UserError("no train_file: give --train-file, or set it in config.toml")
         auto, compression = self.batch_size == AUTO, self.gradient_compression
         if auto and self.gradient_accumulation_steps:
             raise UserError("batch_size auto goes with global_batch_size, not accumulation steps")

@@ -1,7 +1,4 @@
-"""Where settings come from: defaults, then `config.toml`, then command-line flags.
-
-Only the standard library is imported, so that `--help` and a mistyped flag answer at once.
-"""
+"""Where settings come from: defaults, then `config.toml`, then command-line flags."""
 
 import argparse
 import sys
@@ -17,20 +14,14 @@ from training.settings.setting import facts
 
 FACTS = {f.name: facts(f) for f in fields(TrainConfig)}
 ALIASES = {alias: name for name, about in FACTS.items() for alias in about.aliases}
-TYPES = typing.get_type_hints(TrainConfig)
+HINTS = typing.get_type_hints(TrainConfig)
+# The type of one value: int for `int | None`, str for `tuple[str, ...]`.
+TYPES: dict[str, type] = {name: (*typing.get_args(hint), hint)[0] for name, hint in HINTS.items()}
+LISTS = [name for name, hint in HINTS.items() if typing.get_origin(hint) is tuple]
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _is_list(name: str) -> bool:
-    return typing.get_origin(TYPES[name]) is tuple
-
-
-def _plain_type(name: str) -> type:
-    """int for a field of type `int | None`, str for `tuple[str, ...]`."""
-    return next(t for t in (*typing.get_args(TYPES[name]), TYPES[name]) if isinstance(t, type))
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,7 +44,7 @@ def build_parser() -> Parser:
     parser.add_argument("--config", metavar="FILE", help=help_of_config)
     group: Any = parser
     for f in fields(TrainConfig):
-        about, kind = FACTS[f.name], _plain_type(f.name)
+        about, kind = FACTS[f.name], TYPES[f.name]
         if about.group:
             group = parser.add_argument_group(about.group)
         default = " ".join(f.default) if isinstance(f.default, tuple) else f.default
@@ -66,7 +57,7 @@ def build_parser() -> Parser:
         else:
             options["type"] = number_or_auto if about.auto else kind
             options["metavar"] = {str: "TEXT", int: "N", float: "X"}[kind]
-        if _is_list(f.name):
+        if f.name in LISTS:
             options["nargs"] = "+"
         group.add_argument(_flag(f.name), **options)
     return parser
@@ -91,8 +82,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     for key, value in values.items():
         if key not in FACTS:
             hint = did_you_mean(ALIASES.get(key, key), FACTS)
-            declared = "settings are declared in training/settings/config.py"
-            raise UserError(f"{path}: unknown setting {key!r}{hint} ({declared})")
+            hint += " (settings are declared in training/settings/config.py)"
+            raise UserError(f"{path}: unknown setting {key!r}{hint}")
         values[key] = _typed(path, key, value)
         if FACTS[key].path and not is_here:
             values[key] = resolve_path(values[key], FACTS[key], path.parent)
@@ -101,13 +92,13 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def _typed(path: Path, key: str, value: Any) -> Any:
     """A value of a settings file as its field has it. Errors: UserError for another type."""
-    kind = _plain_type(key)
+    kind = TYPES[key]
     if FACTS[key].auto and type(value) in (int, str):
         try:
             return number_or_auto(str(value))
         except ValueError:
             raise UserError(f'{path}: {key} must be a number, or "auto", not {value!r}') from None
-    if _is_list(key):
+    if key in LISTS:
         texts = [value] if isinstance(value, str) else value
         if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
             return tuple(texts)

@@ -1,7 +1,7 @@
 """How a setting is declared: all that is true of it stands at its field of `TrainConfig`."""
 
 import math
-from collections.abc import Callable
+import re
 from dataclasses import Field, dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ class Facts:
     choices: tuple[str, ...] = ()  # the only texts that it may be
     at_least: float | None = None
     below: float | None = None
-    check: Callable[[Any], object] | None = None  # raises UserError for other wrong values
+    pattern: str = ""  # of all its text, as a regular expression; "" is any text
+    rule: str = ""  # the pattern in words
     auto: bool = False  # a number from 1, or "auto", which is kept as 0
     path: bool = False  # in a settings file it is relative to that file
     may_be_name: bool = False  # a path if such a file or folder exists; else a name or a keyword
@@ -41,8 +42,8 @@ class Facts:
             limits = {"at least": self.at_least, "below": self.below}
             rule = " and ".join(f"{k} {v}" for k, v in limits.items() if v is not None)
             raise UserError(f"{name} must be {rule}, not {value}")
-        if self.check is not None:
-            self.check(value)
+        if self.pattern and not re.fullmatch(self.pattern, value):
+            raise UserError(f"{name} must be {self.rule}, not {value!r}")
 
 
 def setting(default: Any, help: str, *choices: str, **more: Any) -> Any:
