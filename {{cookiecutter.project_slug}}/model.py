@@ -135,9 +135,8 @@ def longest_input(model_config: PreTrainedConfig) -> int:
 
 def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     """The weights that are saved in `folder`. Errors: RuntimeError that names keys that differ."""
-    saved, info = type(model).from_pretrained(
-        folder, dtype=next(model.parameters()).dtype, output_loading_info=True
-    )
+    dtype = next(model.parameters()).dtype
+    saved, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     wrong = {key: sorted(map(str, names)) for key, names in info.items() if names}
     if wrong:
         raise RuntimeError(f"{folder} does not hold this model: {wrong}")

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from training.settings.errors import UserError
 
@@ -52,10 +52,7 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"--output {output}: there is no folder {output.parent}")
     if arguments.input and arguments.texts:
         raise UserError("give texts or --input, not both")
-    # Only now the slow imports: the checks above answer at once.
-    classify = Classifier(folder, arguments.batch_size)
-    texts = arguments.texts or sys.stdin
-    results = classify(classify.read(arguments) if arguments.input else texts_of(texts))
+    results = classify(arguments)
     if output is None:
         write(results, sys.stdout, ".tsv", header=False)
         return
@@ -69,81 +66,71 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"{count} rows to {output}", file=sys.stderr)
 
 
-class Classifier:
-    """A trained model with the preprocessing it was trained with."""
+def classify(arguments: argparse.Namespace) -> Iterator[Prediction]:
+    """Predictions in the order of the texts."""
+    # Not at the top, so that `main` answers a mistake at once.
+    import numpy as np
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
-    def __init__(self, folder: Path, batch_size: int) -> None:
-        import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
+    from training.dataset.tokenizer import Encoder, separator_of
+    from training.step.evaluation import probabilities
 
-        from training.dataset.tokenizer import Encoder
-
-        logging.disable_progress_bar()
-        self.batch_size = batch_size
-        self.device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-        self.model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="auto")
-        self.model.to(self.device).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.settings: dict[str, Any] = getattr(self.model.config, "preprocessing", {})
-        truncate = self.settings.get("truncate", "head")
-        self.encode = Encoder(self.tokenizer, self.tokenizer.model_max_length, truncate)
-        self.multi_label = self.model.config.problem_type == "multi_label_classification"
-
-    def read(self, arguments: argparse.Namespace) -> Iterator[TextAndPair]:
-        """The texts of --input, in its order, as many as its rows unless bad ones are skipped."""
-        from training.dataset.files import expand_files
-        from training.dataset.readers import read_rows
-        from training.dataset.rows import ReadOptions, ReadReport
-        from training.dataset.tokenizer import separator_of
-
-        options = ReadOptions(
-            text_columns=tuple(arguments.text_column or self.settings.get("text_column", ["text"])),
-            text_pair_column=arguments.text_pair_column or self.settings.get("text_pair_column"),
-            label_column=None,
-            text_separator=separator_of(self.tokenizer),
-            encoding=arguments.encoding,
-            delimiter=arguments.delimiter,
-            header=arguments.header,
-            on_bad_rows=arguments.on_bad_rows,
-        )
-        for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
-            yield row.text, row.pair
-
-    def __call__(self, rows: Iterator[TextAndPair]) -> Iterator[Prediction]:
-        names = self.model.config.id2label
-        while chunk := list(islice(rows, CHUNK)):
-            for (text, _), row in zip(chunk, self.probabilities(chunk), strict=True):
-                best = (row >= 0.5).nonzero()[0] if self.multi_label else [row.argmax()]
-                labels = ", ".join(names[int(i)] for i in best)
-                yield text, labels, ", ".join(f"{row[i]:.4f}" for i in best)
-
-    def probabilities(self, rows: list[TextAndPair]) -> Any:
-        """(rows, labels)"""
-        import numpy as np
-        import torch
-        from torch.nn.utils.rnn import pad_sequence
-
-        from training.step.evaluation import probabilities
-
-        texts, pairs = zip(*rows, strict=True)
+    logging.disable_progress_bar()
+    device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    model = AutoModelForSequenceClassification.from_pretrained(arguments.model, dtype="auto")
+    model.to(device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    known = {"input_ids", "attention_mask", *tokenizer.model_input_names}
+    settings = getattr(model.config, "preprocessing", {})
+    encode = Encoder(tokenizer, tokenizer.model_max_length, settings.get("truncate", "head"))
+    multi_label = model.config.problem_type == "multi_label_classification"
+    rows = texts_of(arguments.texts or sys.stdin)
+    if arguments.input:
+        rows = read(arguments, settings, separator_of(tokenizer))
+    while chunk := list(islice(rows, CHUNK)):
+        texts, pairs = zip(*chunk, strict=True)
         has_pairs = any(pair is not None for pair in pairs)
-        encoded = self.encode(texts, [pair or "" for pair in pairs] if has_pairs else None)
-        names = {"input_ids", "attention_mask", *self.tokenizer.model_input_names}
-        order = sorted(range(len(rows)), key=lambda i: len(encoded.ids[i]))
-        logits = np.empty((len(rows), self.model.config.num_labels), np.float32)
-        for begin in range(0, len(order), self.batch_size):
-            batch = order[begin : begin + self.batch_size]
+        encoded = encode(texts, [pair or "" for pair in pairs] if has_pairs else None)
+        order = np.argsort([len(ids) for ids in encoded.ids], kind="stable")
+        logits = np.empty((len(chunk), model.config.num_labels), np.float32)
+        for begin in range(0, len(order), arguments.batch_size):
+            batch = order[begin : begin + arguments.batch_size]
             ids = [torch.tensor(encoded.ids[i]) for i in batch]
             types = [torch.arange(len(encoded.ids[i])) >= encoded.first[i] for i in batch]
             inputs = {
-                "input_ids": pad_sequence(ids, True, self.tokenizer.pad_token_id),
+                "input_ids": pad_sequence(ids, True, tokenizer.pad_token_id),
                 "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
                 "token_type_ids": pad_sequence(types, True).long(),
             }
-            known = {name: inputs[name].to(self.device) for name in inputs if name in names}
+            inputs = {name: inputs[name].to(device) for name in inputs if name in known}
             with torch.no_grad():
-                logits[batch] = self.model(**known).logits.float().cpu().numpy()
-        return probabilities(logits, self.multi_label)
+                logits[batch] = model(**inputs).logits.float().cpu().numpy()
+        for text, row in zip(texts, probabilities(logits, multi_label), strict=True):
+            best = (row >= 0.5).nonzero()[0] if multi_label else [row.argmax()]
+            labels = ", ".join(model.config.id2label[int(i)] for i in best)
+            yield text, labels, ", ".join(f"{row[i]:.4f}" for i in best)
+
+
+def read(arguments: argparse.Namespace, trained: dict, separator: str) -> Iterator[TextAndPair]:
+    """The texts of --input, in its order. `trained`: the settings of the training."""
+    from training.dataset.files import expand_files
+    from training.dataset.readers import read_rows
+    from training.dataset.rows import ReadOptions, ReadReport
+
+    options = ReadOptions(
+        text_columns=tuple(arguments.text_column or trained.get("text_column", ["text"])),
+        text_pair_column=arguments.text_pair_column or trained.get("text_pair_column"),
+        label_column=None,
+        text_separator=separator,
+        encoding=arguments.encoding,
+        delimiter=arguments.delimiter,
+        header=arguments.header,
+        on_bad_rows=arguments.on_bad_rows,
+    )
+    for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
+        yield row.text, row.pair
 
 
 def texts_of(lines: Iterable[str]) -> Iterator[TextAndPair]:

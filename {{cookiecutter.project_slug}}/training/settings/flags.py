@@ -32,10 +32,8 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     """One flag per field of TrainConfig, in the fields' groups."""
     parser = Parser(
-        prog="train.py",
         usage="./launch.sh [--nproc-per-node N] [flags]   or   python train.py [flags]",
-        description="Train a text classifier. Settings come from these defaults, then from "
-        "config.toml, then from flags.",
+        description="Settings come from these defaults, then from config.toml, then from flags.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
         argument_default=argparse.SUPPRESS,

@@ -14,8 +14,8 @@ class Facts:
 
     help: str = ""  # what it is, and when to change it
     choices: tuple[str, ...] = ()  # the only texts that it may be
-    at_least: float | None = None
-    below: float | None = None
+    at_least: float = -math.inf
+    below: float = math.inf
     pattern: str = ""  # of all its text, as a regular expression; "" is any text
     rule: str = ""  # the pattern in words
     auto: bool = False  # a number from 1, or "auto", which is kept as 0
@@ -30,20 +30,20 @@ class Facts:
 
     def check_value(self, name: str, value: Any) -> None:
         """Refuse a value that cannot work. Errors: UserError with the value and the rule."""
+        rule = hint = ""
         if value is None:  # left open
             return
         if self.choices and value not in self.choices:
-            hint = did_you_mean(value, self.choices)
-            raise UserError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}{hint}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name} must be a finite number, not {value}")
-        too_low = self.at_least is not None and value < self.at_least
-        if too_low or (self.below is not None and value >= self.below):
-            limits = {"at least": self.at_least, "below": self.below}
-            rule = " and ".join(f"{k} {v}" for k, v in limits.items() if v is not None)
-            raise UserError(f"{name} must be {rule}, not {value}")
-        if self.pattern and not re.fullmatch(self.pattern, value):
-            raise UserError(f"{name} must be {self.rule}, not {value!r}")
+            rule, hint = f"one of {', '.join(self.choices)}", did_you_mean(value, self.choices)
+        elif isinstance(value, float) and not math.isfinite(value):
+            rule = "a finite number"
+        elif isinstance(value, int | float) and not self.at_least <= value < self.below:
+            rule = f"at least {self.at_least}"
+            rule += f" and below {self.below}" if self.below < math.inf else ""
+        elif self.pattern and not re.fullmatch(self.pattern, value):
+            rule = self.rule
+        if rule:
+            raise UserError(f"{name} must be {rule}, not {value!r}{hint}")
 
 
 def setting(default: Any, help: str, *choices: str, **more: Any) -> Any:
