@@ -45,7 +45,7 @@ def variants(devices: int, device_type: str) -> list[Variant]:
     """Every variant, with the reason if this machine cannot run it."""
     no_dp = "" if device_type == "cuda" and devices > 1 else "needs two GPUs or more"
     no_ddp = "" if devices > 1 else "there is one device: the first row is the only way"
-    found = [
+    planned = [
         Variant("one device", 1),
         Variant("dp", 1, ["--strategy", "dp"], no_dp),
         Variant("ddp", devices, [], no_ddp),
@@ -55,8 +55,8 @@ def variants(devices: int, device_type: str) -> list[Variant]:
     ]
     for steps in (1, 2, 5, 10, 20):
         flags = ["--gradient-accumulation-steps", str(steps)]
-        found.append(Variant(f"ddp, accumulation {steps}", devices, flags, no_ddp, steps))
-    return found
+        planned.append(Variant(f"ddp, accumulation {steps}", devices, flags, no_ddp, steps))
+    return planned
 
 
 def run(variant: Variant, folder: Path, flags: list[str], rows: int) -> None:
@@ -85,15 +85,15 @@ def run(variant: Variant, folder: Path, flags: list[str], rows: int) -> None:
         variant.why_not = f"failed: {output.splitlines()[-1][:120]}"
 
 
-def read_run(run_folder: Path, global_batch_size: int, metric: str) -> dict[str, Any]:
+def read_run(folder: Path, global_batch_size: int, metric: str) -> dict[str, Any]:
     """Rates and memory of a run, and its last metric; steps that compile do not count."""
-    lines = list(map(json.loads, (run_folder / "metrics.jsonl").read_text("utf-8").splitlines()))
+    lines = list(map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines()))
     train = [line for line in lines if line["split"] == "train"]
     scores = [line[metric] for line in lines if line["split"] == "val"]
-    key = "compilations"  # until then
+    key = "compilations"  # until that step
     train = [now for last, now in pairwise(train) if now.get(key) == last.get(key)] or train[-1:]
     seconds = fmean(global_batch_size / line["samples_per_second"] for line in train)
-    results = json.loads((run_folder / "results.json").read_text("utf-8"))
+    results = json.loads((folder / "results.json").read_text("utf-8"))
     return {
         "rows_per_second": global_batch_size / seconds,
         "seconds_per_step": seconds,
@@ -106,12 +106,11 @@ def read_run(run_folder: Path, global_batch_size: int, metric: str) -> dict[str,
 
 
 def add_exchange_and_optimizer(measured: list[Variant]) -> None:
-    """Add the share of the time that goes to what is done once in a step, where it can be derived:
-    the exchange of gradients, as far as it does not overlap with backward, and the optimizer.
+    """Add the share of the time that is spent once in a step: in the exchange of gradients, as far
+    as it does not overlap with backward, and in the optimizer.
 
-    With c seconds for the computation of a micro-batch and x seconds once in a step, a micro-batch
-    takes c + x / n seconds with n accumulation steps: a line over 1 / n, whose slope is x.
-    """
+    With c seconds for each micro-batch and x once in a step, n accumulation steps take c + x / n
+    seconds for a micro-batch: a line over 1 / n, whose slope is x."""
     accumulated = [v for v in measured if v.accumulation_steps and v.result]
     if len(accumulated) < 2:
         return
@@ -160,8 +159,7 @@ def advice(measured: list[Variant]) -> str:
     if best.ranks > 1 and percent > 15:
         text += (
             f" With ddp and one micro-batch in a step, exchange and optimizer take {percent:.0f} % "
-            "of the time: a larger --global-batch-size needs fewer steps, and "
-            "--gradient-compression bf16 halves what is exchanged."
+            "of the time: try a larger --global-batch-size, or --gradient-compression bf16."
         )
     if best.result["data_wait"] > 0.1:
         text += " It waits for data: try --num-workers 2."
@@ -205,10 +203,8 @@ def main() -> None:
     add_exchange_and_optimizer(chosen)
     text = f"{table(chosen, config.metric)}\n\n{advice(chosen)}\n"
     (folder / "benchmark.md").write_text(text, encoding="utf-8")
-    content = [
-        {"variant": v.name, "ranks": v.ranks, "why_not": v.why_not} | v.result for v in chosen
-    ]
-    (folder / "benchmark.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    data = [{"variant": v.name, "ranks": v.ranks, "why_not": v.why_not} | v.result for v in chosen]
+    (folder / "benchmark.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     draw(chosen, folder / "benchmark.png")
     print(f"\n{text}\n{folder}/benchmark.md, .json, .png")
 

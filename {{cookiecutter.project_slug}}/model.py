@@ -17,7 +17,9 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
+)
+from transformers import (
+    PreTrainedTokenizerBase as Tokenizer,
 )
 
 from training.dataset.wordpiece import train_wordpiece
@@ -27,9 +29,7 @@ from training.settings.errors import UserError
 log = logging.getLogger("training")
 
 
-def build_model(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, labels: list[str]
-) -> PreTrainedModel:
+def build_model(config: TrainConfig, tokenizer: Tokenizer, labels: list[str]) -> PreTrainedModel:
     """A sequence classifier for these labels, in fp32; fp16 and bf16 come from autocast."""
     from_scratch = config.model == FROM_SCRATCH
     if from_scratch:
@@ -74,7 +74,7 @@ def build_model(
     return model
 
 
-def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedTokenizerBase:
+def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> Tokenizer:
     """The model's tokenizer, or a WordPiece vocabulary trained on `texts` (from scratch)."""
     if config.model == FROM_SCRATCH:
         tokenizer = train_wordpiece(texts)
@@ -97,10 +97,7 @@ def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedToke
 
 
 def loss_per_row(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The loss of each row: (batch, num_labels), (batch,) -> (batch,).
-
-    Not averaged: train.py weights the rows of the whole global batch.
-    """
+    """The loss of each row, which train.py weights: (batch, num_labels), (batch,) -> (batch,)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if labels.ndim == 2:  # multi-label: (batch, num_labels) of 0 and 1
         losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")

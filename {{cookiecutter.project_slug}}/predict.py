@@ -142,10 +142,7 @@ def texts_of(lines: Iterable[str]) -> Iterator[TextAndPair]:
 
 
 def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool) -> int:
-    """Write predictions as CSV, TSV or JSONL; return how many.
-
-    TSV has no quotes, so tabs and line ends in a text become spaces.
-    """
+    """Return how many. TSV has no quotes, so tabs and line ends in a text become spaces."""
     if header and suffix != ".jsonl":
         delimiter = "\t" if suffix == ".tsv" else ","
         file.write(delimiter.join(["text", "label", "probability"]) + "\n")

@@ -1,5 +1,4 @@
-"""The settings of a run: `TrainConfig`, one frozen dataclass of plain types, each field a flag of
-`train.py` and a key of `config.toml`.
+"""The settings of a run: each field of `TrainConfig` is a flag and a key of `config.toml`.
 
 Read `config.py` first: all that is true of a setting stands at its field; `setting.py` says what
 can be declared there. It imports only the standard library, and nothing of this project outside

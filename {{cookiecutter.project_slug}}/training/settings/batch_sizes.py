@@ -17,10 +17,8 @@ class BatchSizes:
 
 
 def batch_sizes(config: TrainConfig, world_size: int, num_replicas: int = 1) -> BatchSizes:
-    """Derive the batch sizes that are left open; refuse three numbers that do not agree.
-
-    The `num_replicas` of the model in each rank share a micro-batch (`--strategy dp`).
-    """
+    """Derive the batch sizes that are left open; refuse three numbers that do not agree. The
+    `num_replicas` of the model in each rank share a micro-batch (`--strategy dp`)."""
     total, accumulation = config.global_batch_size or 32, config.gradient_accumulation_steps
     is_auto = config.batch_size == AUTO  # begin with all rows; auto_batch_size.py sees what fits
     micro = total if is_auto else config.batch_size * num_replicas

@@ -134,17 +134,15 @@ class TrainConfig:
 
     def hyperparameters(self) -> dict[str, bool | int | float | str]:
         """What TensorBoard shows of the settings: those that are set, several texts as one."""
-        return {
-            name: " ".join(value) if isinstance(value, tuple) else value
-            for name, about, value in self._items()
-            if about.hyperparameter and value is not None
-        }
+        items = self._items()
+        shown = {name: v for name, about, v in items if about.hyperparameter and v is not None}
+        return {name: " ".join(v) if isinstance(v, tuple) else v for name, v in shown.items()}
 
     def to_toml(self) -> str:
         """The settings as a `config.toml`. JSON's strings, numbers and lists are TOML's too."""
         text = ""
         for name, about, value in self._items():
-            if about.path:
+            if about.path and value is not None:
                 value = resolve_path(value, about, Path.cwd())
             if about.auto and value == AUTO:
                 value = "auto"
@@ -159,7 +157,8 @@ class TrainConfig:
     def check(self) -> None:
         """Refuse what cannot work. Errors: UserError with the value, the rule and the way out."""
         for name, about, value in self._items():
-            about.check_value(name, value)
+            if value is not None:  # None: left open
+                about.check_value(name, value)
         if not self.train_file:
             raise UserError("no train_file: give --train-file, or set it in config.toml")
         auto, compression = self.batch_size == AUTO, self.gradient_compression

@@ -1,6 +1,7 @@
 """Where settings come from: defaults, then `config.toml`, then command-line flags."""
 
 import argparse
+import re
 import sys
 import tomllib
 import typing
@@ -38,8 +39,7 @@ def build_parser() -> Parser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
         argument_default=argparse.SUPPRESS,
     )
-    help_of_config = "settings file (default: config.toml beside train.py)"
-    parser.add_argument("--config", metavar="FILE", help=help_of_config)
+    parser.add_argument("--config", metavar="FILE", help="default: config.toml beside train.py")
     group: Any = parser
     for f in fields(TrainConfig):
         about, kind = FACTS[f.name], TYPES[f.name]
@@ -111,7 +111,9 @@ def _typed(path: Path, key: str, value: Any) -> Any:
 def load_config(argv: list[str]) -> TrainConfig:
     """Defaults, then the settings file, then flags. Errors: UserError."""
     parser = build_parser()
-    namespace, unknown = parser.parse_known_args([_with_dashes(a) for a in argv])
+    # --batch_size=8 is --batch-size=8
+    argv = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
+    namespace, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
         alias = ALIASES.get(flag.removeprefix("--").replace("-", "_"))
@@ -126,12 +128,6 @@ def load_config(argv: list[str]) -> TrainConfig:
     config = TrainConfig(**(values | flags))
     config.check()
     return config
-
-
-def _with_dashes(argument: str) -> str:
-    """--batch_size=8 is --batch-size=8."""
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
 def parse_args(argv: list[str] | None = None) -> TrainConfig:

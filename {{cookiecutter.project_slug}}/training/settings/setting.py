@@ -31,15 +31,13 @@ class Facts:
     def check_value(self, name: str, value: Any) -> None:
         """Refuse a value that cannot work. Errors: UserError with the value and the rule."""
         rule = hint = ""
-        if value is None:  # left open
-            return
         if self.choices and value not in self.choices:
             rule, hint = f"one of {', '.join(self.choices)}", did_you_mean(value, self.choices)
         elif isinstance(value, float) and not math.isfinite(value):
             rule = "a finite number"
         elif isinstance(value, int | float) and not self.at_least <= value < self.below:
-            rule = f"at least {self.at_least}"
-            rule += f" and below {self.below}" if self.below < math.inf else ""
+            limits = {"at least": self.at_least, "below": self.below}
+            rule = " and ".join(f"{k} {v}" for k, v in limits.items() if math.isfinite(v))
         elif self.pattern and not re.fullmatch(self.pattern, value):
             rule = self.rule
         if rule:
