@@ -15,11 +15,11 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
+)
+from transformers import (
+    PreTrainedTokenizerBase as Tokenizer,
 )
 
 from training.dataset.wordpiece import train_wordpiece
@@ -29,39 +29,29 @@ from training.settings.errors import UserError
 log = logging.getLogger("training")
 
 
-def build_model(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, labels: list[str]
-) -> PreTrainedModel:
+def build_model(config: TrainConfig, tokenizer: Tokenizer, labels: list[str]) -> PreTrainedModel:
     """A sequence classifier for these labels, in fp32; fp16 and bf16 come from autocast."""
+    from_scratch = config.model == FROM_SCRATCH
+    if from_scratch:
+        size = {"hidden_size": 192, "num_attention_heads": 4, "intermediate_size": 512}
+        model_config = AutoConfig.for_model("bert", num_hidden_layers=2, **size)
+        model_config.vocab_size = len(tokenizer)
+        model_config.max_position_embeddings = max(512, config.max_length)
+    else:
+        model_config = load_hf_config(config)
+    trained_for = list(model_config.id2label.values())
+    columns = {"text_column": list(config.text_column), "text_pair_column": config.text_pair_column}
     head = {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: i for i, label in enumerate(labels)},
-        "problem_type": "multi_label_classification" if config.multi_label
-        else "single_label_classification",
-        # How predict.py has to prepare a text: as in training.
-        "preprocessing": {
-            "truncate": config.truncate, "text_column": list(config.text_column),
-            "text_pair_column": config.text_pair_column,
-        },
-    }  # fmt: skip
-    if config.model == FROM_SCRATCH:
-        model_config = BertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=192,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=512,
-            max_position_embeddings=max(512, config.max_length),
-            pad_token_id=tokenizer.pad_token_id,
-            **head,
-        )
-        set_dropout(model_config, config.dropout)
-        return BertForSequenceClassification(model_config)
-    model_config = load_hf_config(config)
-    trained_for = list(model_config.id2label.values())
+        "problem_type": f"{'multi' if config.multi_label else 'single'}_label_classification",
+        "pad_token_id": tokenizer.pad_token_id,
+        "preprocessing": {"truncate": config.truncate, **columns},  # predict.py does the same
+    }
     model_config.update(head)
-    model_config.pad_token_id = tokenizer.pad_token_id
     set_dropout(model_config, config.dropout)
+    if from_scratch:
+        return AutoModelForSequenceClassification.from_config(model_config)
     model, info = AutoModelForSequenceClassification.from_pretrained(
         config.model,
         config=model_config,
@@ -84,21 +74,18 @@ def build_model(
     return model
 
 
-def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedTokenizerBase:
+def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> Tokenizer:
     """The model's tokenizer, or a WordPiece vocabulary trained on `texts` (from scratch)."""
     if config.model == FROM_SCRATCH:
         tokenizer = train_wordpiece(texts)
     else:
         known = load_hf_config(config)
-        tokenizer = AutoTokenizer.from_pretrained(
-            config.model, trust_remote_code=config.trust_remote_code
-        )
+        remote = config.trust_remote_code
+        tokenizer = AutoTokenizer.from_pretrained(config.model, trust_remote_code=remote)
         limit = min(longest_input(known), tokenizer.model_max_length)
         if config.max_length > limit:
-            raise UserError(
-                f"max_length {config.max_length} is more than {config.model} can read; "
-                f"give --max-length {limit} or less"
-            )
+            too_long = f"max_length {config.max_length} is more than {config.model} can read"
+            raise UserError(f"{too_long}; give --max-length {limit} or less")
         if len(tokenizer) < known.vocab_size / 2:  # transformers silently makes an empty one
             raise UserError(f"{config.model} has no tokenizer of its own; add its files")
         if tokenizer.pad_token is None:  # decoders
@@ -110,10 +97,7 @@ def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> PreTrainedToke
 
 
 def loss_per_row(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The loss of each row: (batch, num_labels), (batch,) -> (batch,).
-
-    Not averaged: train.py weights the rows of the whole global batch.
-    """
+    """The loss of each row, which train.py weights: (batch, num_labels), (batch,) -> (batch,)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if labels.ndim == 2:  # multi-label: (batch, num_labels) of 0 and 1
         losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
@@ -123,15 +107,13 @@ def loss_per_row(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -
 
 def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
     """The configuration of a pretrained model. Errors: UserError if there is no such model."""
-    remote = config.trust_remote_code
+    options = {"trust_remote_code": config.trust_remote_code}
     try:
         try:
-            return AutoConfig.from_pretrained(
-                config.model, trust_remote_code=remote, local_files_only=True
-            )
+            return AutoConfig.from_pretrained(config.model, local_files_only=True, **options)
         except OSError:
             HfApi().model_info(config.model, timeout=10)  # fails soon; a download would retry long
-            return AutoConfig.from_pretrained(config.model, trust_remote_code=remote)
+            return AutoConfig.from_pretrained(config.model, **options)
     except Exception as error:  # of the file system, or any of the network client's kinds
         reason = str(error).strip().splitlines()[0]
         raise UserError(
@@ -150,9 +132,8 @@ def longest_input(model_config: PreTrainedConfig) -> int:
 
 def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     """The weights that are saved in `folder`. Errors: RuntimeError that names keys that differ."""
-    saved, info = type(model).from_pretrained(
-        folder, dtype=next(model.parameters()).dtype, output_loading_info=True
-    )
+    dtype = next(model.parameters()).dtype
+    saved, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     wrong = {key: sorted(map(str, names)) for key, names in info.items() if names}
     if wrong:
         raise RuntimeError(f"{folder} does not hold this model: {wrong}")
@@ -161,9 +142,7 @@ def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
 
 def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
     """Set every dropout of the model; each architecture has its own names for them."""
-    if dropout is None:
-        return
     for name, value in model_config.to_dict().items():
         is_dropout = "dropout" in name or name.endswith("pdrop")
-        if is_dropout and (value is None or isinstance(value, float | int)):
+        if dropout is not None and is_dropout and isinstance(value, float | int | None):
             setattr(model_config, name, dropout)

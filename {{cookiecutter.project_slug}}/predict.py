@@ -1,166 +1,139 @@
-"""Label texts with a trained model.
+"""Label texts with a trained model. They are prepared exactly as in training.
 
     python predict.py --model runs/NAME/best "a text" "another text"
     python predict.py --model runs/NAME/best < texts.txt            # a text a line
     python predict.py --model runs/NAME/best --input rows.csv --output labels.csv
 
-Texts are prepared exactly as in training. A label comes with its probability; a multi-label model
-gives all labels with a probability of at least a half.
+A multi-label model gives all labels with a probability of at least a half.
 """
 
 import argparse
 import csv
-import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import TextIO
 
 from training.settings.errors import UserError
 
 CHUNK = 4096  # rows held at a time; within them, texts of similar length share a batch
-
-
-class Prediction(NamedTuple):
-    text: str
-    label: str  # with a multi-label model all labels, separated by commas
-    probability: str
+TextAndPair = tuple[str, str | None]
+Prediction = tuple[str, str, str]  # text; label, or all of a multi-label model; probability of each
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "texts", nargs="*", metavar="TEXT", help="default: one per line on standard input"
-    )
-    parser.add_argument("--model", required=True, type=Path, help="a folder such as runs/NAME/best")
-    parser.add_argument("--input", type=Path, help="CSV, TSV, JSONL, Parquet, or .txt")
-    parser.add_argument("--output", type=Path, help=".csv, .tsv or .jsonl (default: the screen)")
-    parser.add_argument("--text-column", nargs="+", help="default: as in training")
-    parser.add_argument("--text-pair-column", help="default: as in training")
-    parser.add_argument("--encoding", default="utf-8", help="of the input (default: utf-8)")
-    parser.add_argument("--delimiter", help="between columns (default: by suffix)")
-    parser.add_argument(
-        "--no-header", dest="header", action="store_false", help="columns are numbers"
-    )
-    parser.add_argument("--on-bad-rows", choices=("error", "skip"), default="error")
-    parser.add_argument("--batch-size", type=int, default=32)
+    show = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=show)
+    add = parser.add_argument
+    add("texts", nargs="*", metavar="TEXT", help="default: one per line on standard input")
+    add("--model", required=True, type=Path, help="a folder such as runs/NAME/best")
+    add("--input", type=Path, help="CSV, TSV, JSONL, Parquet, or .txt")
+    add("--output", type=Path, help=".csv, .tsv or .jsonl (default: the screen)")
+    add("--text-column", nargs="+", help="default: as in training")
+    add("--text-pair-column", help="default: as in training")
+    add("--encoding", default="utf-8", help="of the input (default: utf-8)")
+    add("--delimiter", help="between columns (default: by suffix)")
+    add("--no-header", dest="header", action="store_false", help="columns are numbers")
+    add("--on-bad-rows", choices=("error", "skip"), default="error")
+    add("--batch-size", type=int, default=32)
     return parser.parse_args()
 
 
 def main(arguments: argparse.Namespace) -> None:
-    if not (arguments.model / "config.json").exists():
-        raise UserError(f"{arguments.model} is not a model folder; give --model runs/NAME/best")
-    if arguments.output and arguments.output.suffix not in (".csv", ".tsv", ".jsonl"):
-        raise UserError(f"--output {arguments.output} must end in .csv, .tsv or .jsonl")
-    if arguments.output and not arguments.output.parent.is_dir():
-        raise UserError(
-            f"--output {arguments.output}: there is no folder {arguments.output.parent}"
-        )
+    folder, output = arguments.model, arguments.output
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is not a model folder; give --model runs/NAME/best")
+    if output and output.suffix not in (".csv", ".tsv", ".jsonl"):
+        raise UserError(f"--output {output} must end in .csv, .tsv or .jsonl")
+    if output and not output.parent.is_dir():
+        raise UserError(f"--output {output}: there is no folder {output.parent}")
     if arguments.input and arguments.texts:
         raise UserError("give texts or --input, not both")
-    # Only now the slow imports: the checks above answer at once.
-    classify = Classifier(arguments.model, arguments.batch_size)
-    texts = arguments.texts or sys.stdin
-    rows = classify.read(arguments) if arguments.input else texts_of(texts)
-    results = itertools.chain.from_iterable(map(classify, chunks(rows)))
-    if arguments.output is None:
+    results = classify(arguments)
+    if output is None:
         write(results, sys.stdout, ".tsv", header=False)
         return
-    partial = arguments.output.with_name(f".{arguments.output.name}.part")
+    partial = output.with_name(f".{output.name}.part")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:
-            count = write(results, file, arguments.output.suffix, header=True)
-        partial.replace(arguments.output)
+            count = write(results, file, output.suffix, header=True)
+        partial.replace(output)
     finally:
         partial.unlink(missing_ok=True)
-    print(f"{count} rows to {arguments.output}", file=sys.stderr)
+    print(f"{count} rows to {output}", file=sys.stderr)
 
 
-class Classifier:
-    """A trained model with the preprocessing it was trained with."""
+def classify(arguments: argparse.Namespace) -> Iterator[Prediction]:
+    """Predictions in the order of the texts."""
+    # Not at the top, so that `main` answers a mistake at once.
+    import numpy as np
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
-    def __init__(self, folder: Path, batch_size: int) -> None:
-        import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
+    from training.dataset.tokenizer import Encoder, separator_of
+    from training.step.evaluation import probabilities
 
-        from training.dataset.tokenizer import Encoder
-
-        logging.disable_progress_bar()
-        self.batch_size = batch_size
-        self.device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-        self.model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="auto")
-        self.model.to(self.device).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.settings: dict[str, Any] = getattr(self.model.config, "preprocessing", {})
-        self.encode = Encoder(
-            self.tokenizer, self.tokenizer.model_max_length, self.settings.get("truncate", "head")
-        )
-        self.multi_label = self.model.config.problem_type == "multi_label_classification"
-
-    def read(self, arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-        """The texts of --input, in its order. A row without a text is an error, so that the output
-        has the rows of the input."""
-        from training.dataset.files import expand_files
-        from training.dataset.readers import read_rows
-        from training.dataset.rows import ReadOptions, ReadReport
-        from training.dataset.tokenizer import separator_of
-
-        options = ReadOptions(
-            text_columns=tuple(arguments.text_column or self.settings.get("text_column", ["text"])),
-            text_pair_column=arguments.text_pair_column or self.settings.get("text_pair_column"),
-            label_column=None,
-            text_separator=separator_of(self.tokenizer),
-            encoding=arguments.encoding,
-            delimiter=arguments.delimiter,
-            header=arguments.header,
-            on_bad_rows=arguments.on_bad_rows,
-        )
-        for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
-            yield row.text, row.pair
-
-    def __call__(self, rows: list[tuple[str, str | None]]) -> list[Prediction]:
-        probabilities = self.probabilities([r[0] for r in rows], [r[1] for r in rows])
-        names = self.model.config.id2label
-        predictions = []
-        for (text, _), row in zip(rows, probabilities, strict=True):
-            best = (row >= 0.5).nonzero()[0] if self.multi_label else [row.argmax()]
-            labels = ", ".join(names[int(i)] for i in best)
-            predictions.append(Prediction(text, labels, ", ".join(f"{row[i]:.4f}" for i in best)))
-        return predictions
-
-    def probabilities(self, texts: list[str], pairs: list[str | None]) -> Any:
-        """(rows, labels) in the order of `texts`."""
-        import numpy as np
-        import torch
-
-        from training.step.evaluation import probabilities
-
-        types = {"token_type_ids"} & set(self.tokenizer.model_input_names)
-        paired = [pair or "" for pair in pairs] if any(p is not None for p in pairs) else None
-        encoded = self.encode(texts, paired)
-        order = sorted(range(len(texts)), key=lambda i: len(encoded.ids[i]))
-        logits = np.empty((len(texts), self.model.config.num_labels), np.float32)
-        for begin in range(0, len(order), self.batch_size):
-            rows = order[begin : begin + self.batch_size]
-            length = max(len(encoded.ids[i]) for i in rows)
-            inputs = torch.full((3, len(rows), length), 0)  # ids, mask, token types
-            inputs[0] = self.tokenizer.pad_token_id
-            for place, i in enumerate(rows):
-                ids = torch.tensor(encoded.ids[i])
-                inputs[0, place, : len(ids)] = ids
-                inputs[1, place, : len(ids)] = 1
-                inputs[2, place, encoded.first[i] : len(ids)] = 1
-            names = ["input_ids", "attention_mask", *types]
+    logging.disable_progress_bar()
+    device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    model = AutoModelForSequenceClassification.from_pretrained(arguments.model, dtype="auto")
+    model.to(device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    known = {"input_ids", "attention_mask", *tokenizer.model_input_names}
+    settings = getattr(model.config, "preprocessing", {})
+    encode = Encoder(tokenizer, tokenizer.model_max_length, settings.get("truncate", "head"))
+    multi_label = model.config.problem_type == "multi_label_classification"
+    rows = texts_of(arguments.texts or sys.stdin)
+    if arguments.input:
+        rows = read(arguments, settings, separator_of(tokenizer))
+    while chunk := list(islice(rows, CHUNK)):
+        texts, pairs = zip(*chunk, strict=True)
+        has_pairs = any(pair is not None for pair in pairs)
+        encoded = encode(texts, [pair or "" for pair in pairs] if has_pairs else None)
+        order = np.argsort([len(ids) for ids in encoded.ids], kind="stable")
+        logits = np.empty((len(chunk), model.config.num_labels), np.float32)
+        for begin in range(0, len(order), arguments.batch_size):
+            batch = order[begin : begin + arguments.batch_size]
+            ids = [torch.tensor(encoded.ids[i]) for i in batch]
+            types = [torch.arange(len(encoded.ids[i])) >= encoded.first[i] for i in batch]
+            inputs = {
+                "input_ids": pad_sequence(ids, True, tokenizer.pad_token_id),
+                "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+                "token_type_ids": pad_sequence(types, True).long(),
+            }
+            inputs = {name: inputs[name].to(device) for name in inputs if name in known}
             with torch.no_grad():
-                batch = dict(zip(names, inputs.to(self.device), strict=False))
-                logits[rows] = self.model(**batch).logits.float().cpu().numpy()
-        return probabilities(logits, self.multi_label)
+                logits[batch] = model(**inputs).logits.float().cpu().numpy()
+        for text, row in zip(texts, probabilities(logits, multi_label), strict=True):
+            best = (row >= 0.5).nonzero()[0] if multi_label else [row.argmax()]
+            labels = ", ".join(model.config.id2label[int(i)] for i in best)
+            yield text, labels, ", ".join(f"{row[i]:.4f}" for i in best)
 
 
-def texts_of(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+def read(arguments: argparse.Namespace, trained: dict, separator: str) -> Iterator[TextAndPair]:
+    """The texts of --input, in its order. `trained`: the settings of the training."""
+    from training.dataset.files import expand_files
+    from training.dataset.readers import read_rows
+    from training.dataset.rows import ReadOptions, ReadReport
+
+    options = ReadOptions(
+        text_columns=tuple(arguments.text_column or trained.get("text_column", ["text"])),
+        text_pair_column=arguments.text_pair_column or trained.get("text_pair_column"),
+        label_column=None,
+        text_separator=separator,
+        encoding=arguments.encoding,
+        delimiter=arguments.delimiter,
+        header=arguments.header,
+        on_bad_rows=arguments.on_bad_rows,
+    )
+    for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
+        yield row.text, row.pair
+
+
+def texts_of(lines: Iterable[str]) -> Iterator[TextAndPair]:
     """Texts as rows. A blank one is an error, so that the output has the lines of the input."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -168,34 +141,23 @@ def texts_of(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
         yield line.rstrip("\r\n"), None
 
 
-def chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    iterator = iter(rows)
-    while chunk := list(itertools.islice(iterator, CHUNK)):
-        yield chunk
-
-
 def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool) -> int:
-    """Write predictions as CSV, TSV or JSONL; return how many.
-
-    TSV has no quotes, so tabs and line ends in a text become spaces.
-    """
-    count = 0
-    table = csv.writer(file)
+    """Return how many. TSV has no quotes, so tabs and line ends in a text become spaces."""
     if header and suffix != ".jsonl":
         delimiter = "\t" if suffix == ".tsv" else ","
-        file.write(delimiter.join(Prediction._fields) + "\n")
-    for row in results:
+        file.write(delimiter.join(["text", "label", "probability"]) + "\n")
+    count, table = 0, csv.writer(file)
+    for text, label, probability in results:
         count += 1
-        if suffix == ".jsonl":
-            numbers = json.loads(f"[{row.probability}]")
-            probability = numbers[0] if len(numbers) == 1 else numbers
-            file.write(json.dumps(row._asdict() | {"probability": probability}, ensure_ascii=False))
-            file.write("\n")
-        elif suffix == ".csv":
-            table.writerow(row)
+        if suffix == ".csv":
+            table.writerow([text, label, probability])
+        elif suffix == ".tsv":
+            file.write(re.sub(r"[\t\r\n]", " ", text) + f"\t{label}\t{probability}\n")
         else:
-            text = " ".join(row.text.split("\t")).replace("\n", " ").replace("\r", " ")
-            file.write(f"{text}\t{row.label}\t{row.probability}\n")
+            numbers = json.loads(f"[{probability}]")
+            number = numbers[0] if len(numbers) == 1 else numbers
+            line = {"text": text, "label": label, "probability": number}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return count
 
 

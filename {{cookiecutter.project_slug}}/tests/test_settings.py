@@ -156,8 +156,8 @@ def test_a_byte_order_mark_is_read(toml: Path) -> None:
 def test_facts_name_real_settings() -> None:
     names = {f.name for f in fields(TrainConfig)}
     for about in map(facts, fields(TrainConfig)):
-        assert about["replaced_by"] in {None, *names}
-        assert not names & set(about["aliases"])
+        assert about.replaced_by in {None, *names}
+        assert not names & set(about.aliases)
 
 
 ADDED = """\

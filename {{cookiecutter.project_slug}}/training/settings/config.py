@@ -3,20 +3,16 @@
 To add one, add a line to `TrainConfig`, and read it where it is needed, as `config.focal_gamma`:
 
     focal_gamma: float = setting(2.0, "focal loss: higher looks more at hard rows", at_least=0)
-
-Nothing else lists settings. `setting.py` says what else can be declared in that line.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from training.settings.errors import UserError
-from training.settings.setting import check_value, facts, setting
+from training.settings.setting import Facts, facts, setting
 
 PROJECT = Path(__file__).resolve().parents[2]
 FROM_SCRATCH = "from-scratch"  # the model that needs no download
@@ -25,62 +21,40 @@ HUB = "hf://"  # begins the name of a Hugging Face data set, where a file could 
 
 
 def seconds_of(max_time: str) -> int:
-    """Seconds in "HH:MM". Errors: UserError."""
-    match = re.fullmatch(r"(\d+):([0-5]\d)", max_time)
-    if match is None:
-        raise UserError(f"max_time must be hours and minutes, as 11:30, not {max_time!r}")
-    return int(match[1]) * 3600 + int(match[2]) * 60
+    """Seconds in "HH:MM"."""
+    hours, minutes = max_time.split(":")
+    return int(hours) * 3600 + int(minutes) * 60
 
 
-def _check_run_name(name: str) -> None:
-    if Path(name).name != name or name == ".." or "\0" in name:
-        raise UserError(f"run_name {name!r} must be a plain folder name")
-
-
-def _check_train_file(files: Sequence[str]) -> None:
-    if not files:
-        raise UserError("no train_file: give --train-file, or set it in config.toml")
-
-
-# `setting` with what many settings have in common.
+# `setting` with what many settings have in common; `Facts` in setting.py lists what can be given.
 reading = partial(setting, hyperparameter=False)  # how files become rows
 learning = partial(setting, affects_rows=False)  # what is learned from the rows
-running = partial(learning, resumable=True, hyperparameter=False)  # how that is computed
+unshown = partial(learning, hyperparameter=False)  # the same, but rarely compared between runs
+running = partial(unshown, resumable=True)  # how that is computed
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     # fmt: off
     # -- model
-    model: str = learning(
-        FROM_SCRATCH, "Hugging Face name or folder; from-scratch needs no download",
-        path_or_name=True, aliases=("model_name_or_path",), group="model")
-    max_length: int = setting(
-        128, "most tokens of a text; raise it when the log says that many are cut", at_least=8)
-    truncate: str = reading(
-        "head", "which part of a longer text is kept", "head", "tail", "head+tail")
-    dropout: float | None = learning(
-        None, "dropout probability; raise it on overfitting [the model's own]", at_least=0, below=1)
+    model: str = learning(FROM_SCRATCH, "Hugging Face name or folder; from-scratch: no download",
+        path=True, may_be_name=True, aliases=("model_name_or_path",), group="model")
+    max_length: int = setting(128, "most tokens of a text; raise it when many are cut", at_least=8)
+    truncate: str = reading("head", "which part of a text is kept", "head", "tail", "head+tail")
+    dropout: float | None = learning(None, "probability; raise it on overfitting [the model's own]",
+        at_least=0, below=1)
     freeze_encoder: bool = learning(False, "train only the head: quick, enough for a first look")
-    freeze_embeddings: bool = learning(
-        False, "word embeddings stay: less memory, less to communicate", hyperparameter=False)
-    trust_remote_code: bool = learning(
-        False, "run Python code that comes with the model, if you trust it", hyperparameter=False)
+    freeze_embeddings: bool = unshown(False, "word embeddings stay: less memory and communication")
+    trust_remote_code: bool = unshown(False, "run Python code of the model, if you trust it")
     # -- data: rows depend on what is in the files, not on their names
-    train_file: tuple[str, ...] = running(
-        (), "CSV, TSV, JSONL, Parquet, Arrow; files and globs",
-        path=True, check=_check_train_file, aliases=("train_data",), group="data")
-    val_file: tuple[str, ...] = running(
-        (), "validation rows, if not --val-fraction of train rows",
+    train_file: tuple[str, ...] = running((), "CSV, TSV, JSONL, Parquet, Arrow; files and globs",
+        path=True, aliases=("train_data",), group="data")
+    val_file: tuple[str, ...] = running((), "validation rows, if not --val-fraction of train rows",
         path=True, replaced_by="train_file")
-    test_file: tuple[str, ...] = running(
-        (), "rows for the final report; never used to choose anything",
+    test_file: tuple[str, ...] = running((), "for the final report; never used to choose anything",
         path=True, replaced_by="train_file")
-    val_fraction: float = learning(
-        0.1, "share of training rows to validate on, without --val-file",
-        at_least=0, below=1, hyperparameter=False)
-    text_column: tuple[str, ...] = reading(
-        ("text",), "column with the text; several are joined by the separator token")
+    val_fraction: float = unshown(0.1, "share to validate on if no --val-file", at_least=0, below=1)
+    text_column: tuple[str, ...] = reading(("text",), "text columns, joined by the separator token")
     text_pair_column: str | None = reading(None, "column with the second text of a pair")
     label_column: str = reading("label", "column with the label")
     multi_label: bool = reading(False, "a row may have several labels")
@@ -89,145 +63,114 @@ class TrainConfig:
     encoding: str = reading("utf-8", "of text files: gb18030, big5, utf-16, latin-1, ...")
     tsv_quoting: bool = reading(False, "TSV files quote fields as CSV files do")
     header: bool = reading(True, "the first line names the columns; otherwise they are numbers")
-    on_bad_rows: str = reading(
-        "error", "rows that cannot be used: stop, or list and skip them", "error", "skip")
-    cache_dir: str = running(
-        "cache", "for tokenized rows; use a local disk if the network's is slow", path=True)
+    on_bad_rows: str = reading("error", "unusable rows: stop, or list and skip", "error", "skip")
+    cache_dir: str = running("cache", "for tokenized rows; best on a local disk", path=True)
     # -- batch
-    global_batch_size: int | None = learning(
-        None, "rows per step over all ranks: decides what is learned [32]",
+    global_batch_size: int | None = learning(None, "rows per step, all ranks; decides results [32]",
         at_least=1, replaced_by="gradient_accumulation_steps", group="batch")
-    batch_size: int = running(
-        16, "most rows in one forward of a rank; auto: as many as fit in memory",
+    batch_size: int = running(16, "most rows in a rank's forward; auto: as many as fit in memory",
         at_least=0, auto=True, aliases=("per_device_train_batch_size",))
-    gradient_accumulation_steps: int | None = running(
-        None, "if set: global batch size = batch size x this x world size",
+    gradient_accumulation_steps: int | None = running(None, "if set, it sets the global batch size",
         at_least=1, replaced_by="global_batch_size")
-    group_by_length: bool = learning(
-        True, "batch texts of similar length: less padding, faster", hyperparameter=False)
+    group_by_length: bool = unshown(True, "batch texts of similar length: less padding, faster")
     eval_batch_size: int = running(32, "rows in one forward of an evaluation", at_least=1)
-    num_workers: int = running(
-        0, "loader processes per rank; the token store rarely needs one", at_least=0)
+    num_workers: int = running(0, "loader processes per rank; rarely needed", at_least=0)
     # -- training
-    epochs: int = running(
-        3, "passes over the training rows",
+    epochs: int = running(3, "passes over the training rows",
         at_least=1, hyperparameter=True, aliases=("num_train_epochs",), group="training")
-    max_steps: int | None = running(
-        None, "stop after this many steps, whatever --epochs says", at_least=1)
-    lr: float = learning(
-        5e-5, "peak learning rate: 5e-5 for a pretrained model, 1e-3 from scratch",
+    max_steps: int | None = running(None, "steps to stop after, whatever --epochs says", at_least=1)
+    lr: float = learning(5e-5, "peak learning rate: 5e-5 for a pretrained model, 1e-3 from scratch",
         at_least=0, aliases=("learning_rate",))
     weight_decay: float = learning(0.01, "of weight matrices; not of biases and norms", at_least=0)
-    schedule: str = learning(
-        "linear", "of lr after warm-up; plateau: lower when the validation metric stops improving",
+    schedule: str = learning("linear", "of lr after warm-up; plateau: lower when the metric stalls",
         "linear", "cosine", "constant", "plateau", aliases=("lr_scheduler_type",))
-    warmup_ratio: float = learning(
-        0.1, "share of the steps in which the learning rate rises", at_least=0, below=1)
-    max_grad_norm: float = learning(
-        1.0, "clip the gradient to this norm; 0: no clipping", at_least=0)
-    label_smoothing: float = learning(
-        0.0, "0.1 helps when some labels are wrong", at_least=0, below=1)
-    class_weights: str = learning(
-        "none", "none, balanced (rare classes count more), or a JSON file", path_or_name=True)
+    warmup_ratio: float = learning(0.1, "share of the steps in which lr rises", at_least=0, below=1)
+    max_grad_norm: float = learning(1.0, "clip gradients to this norm; 0: no clipping", at_least=0)
+    label_smoothing: float = learning(0.0, "0.1 helps if labels may be wrong", at_least=0, below=1)
+    class_weights: str = learning("none", "none, balanced (rare classes count more) or a JSON file",
+        path=True, may_be_name=True)
     seed: int = learning(42, "of initial weights, row order and dropout", at_least=0)
     # -- compute
-    precision: str = learning(
-        "fp32", "bf16 (or tf32) on recent GPUs, fp16 on older ones; fp64 for exact checks",
+    precision: str = learning("fp32", "bf16 or tf32 on recent GPUs, fp16 on older; fp64 for checks",
         "fp32", "tf32", "bf16", "fp16", "fp64", aliases=("bf16", "fp16"), group="compute")
-    strategy: str = running(
-        "ddp", "fsdp shards a model that does not fit one GPU; dp is for comparison",
-        "ddp", "fsdp", "dp")
-    gradient_compression: str = learning(
-        "none", "for a slow network: rows (exact: only embeddings of words in use), or bf16",
-        "none", "rows", "bf16", "fp16", hyperparameter=False)
+    strategy: str = running("ddp", "fsdp shards large models; dp: to compare", "ddp", "fsdp", "dp")
+    gradient_compression: str = unshown("none", "for a slow network; rows is exact, bf16 is not",
+        "none", "rows", "bf16", "fp16")
     gradient_checkpointing: bool = running(False, "less memory, about a third slower")
     compile: bool = running(False, "torch.compile: slower start, then faster on GPUs")
     deterministic: bool = running(False, "only deterministic kernels: bit-identical runs on GPUs")
     profile: int = running(0, "steps to trace, for TensorBoard or ui.perfetto.dev", at_least=0)
-    timeout: float = running(
-        1800.0, "seconds without progress that end the run, before the first step", at_least=0)
-    step_timeout: float = running(
-        600.0, "the same from the first step on; 0: use --timeout there too", at_least=0)
+    timeout: float = running(1800.0, "most seconds without progress, before step 1", at_least=0)
+    step_timeout: float = running(600.0, "the same from step 1 on; 0: as --timeout", at_least=0)
     # -- evaluation
-    evals_per_epoch: int = learning(
-        1, "raise it when an epoch takes hours; 0: only at the end",
-        at_least=0, hyperparameter=False, group="evaluation")
-    metric: str = learning(
-        "accuracy", "chooses the best checkpoint; macro_f1 when classes are uneven",
-        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss", hyperparameter=False)
-    early_stopping_patience: int = running(
-        0, "evaluations without a better metric after which to stop; 0: never",
+    evals_per_epoch: int = unshown(1, "raise it when an epoch takes hours; 0: only at the end",
+        at_least=0, group="evaluation")
+    metric: str = unshown("accuracy", "chooses the best checkpoint; macro_f1 for uneven classes",
+        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss")
+    early_stopping_patience: int = running(0, "stop after N evaluations without gain; 0: never",
         at_least=0, aliases=("patience",))
-    max_bad_steps: int = running(
-        20, "skipped steps in a row (loss or gradient not finite) that end the run", at_least=1)
-    check_replicas_every: int = running(
-        0, "steps between checks that all ranks have the same weights [evaluations]", at_least=0)
+    max_bad_steps: int = running(20, "skipped steps (not finite) in a row to end after", at_least=1)
+    check_replicas_every: int = running(0, "steps between replica checks [evaluations]", at_least=0)
     # -- run
-    run_name: str | None = running(
-        None, "folder in --runs-dir; the name of a run resumes it [the time]",
-        check=_check_run_name, group="run")
+    run_name: str | None = running(None, "folder in --runs-dir; an old name resumes it [the time]",
+        pattern=r"(?!\.\.?\Z)[^/\0]*", rule="a plain folder name", group="run")
     runs_dir: str = running("runs", "where runs are kept", path=True, aliases=("output_dir",))
-    resume: str = running(
-        "auto", "what to resume; auto: a run of this name; never; or a run or checkpoint folder")
-    resume_anyway: bool = running(
-        False, "resume although settings differ that change what is learned")
-    max_time: str | None = running(
-        None, "HH:MM from the launch on; then save and stop", check=seconds_of)
+    resume: str = running("auto", "auto: a run of this name; never; or a run or checkpoint folder")
+    resume_anyway: bool = running(False, "resume although settings differ that change the result")
+    max_time: str | None = running(None, "HH:MM from the launch on; then save and stop",
+        pattern=r"\d+:[0-5]\d", rule="hours and minutes, as 11:30")
     log_every: int = running(10, "steps between two lines of the log", at_least=1)
-    save_every: int = running(
-        0, "steps between checkpoints, besides those at evaluations", at_least=0)
-    keep_checkpoints: int = running(
-        2, "newest checkpoints to keep; the best weights are in best/", at_least=1)
+    save_every: int = running(0, "steps between checkpoints, besides at evaluations", at_least=0)
+    keep_checkpoints: int = running(2, "newest checkpoints to keep; best/ is kept too", at_least=1)
     # fmt: on
 
     def resume_settings(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run that it continues."""
-        return {name: v for name, about, v in self._items() if not about["resumable"]}
+        return {name: value for name, about, value in self._items() if not about.resumable}
 
     def row_settings(self) -> dict[str, Any]:
         """The settings that tokenized rows depend on."""
-        return {name: v for name, about, v in self._items() if about["affects_rows"]}
+        return {name: value for name, about, value in self._items() if about.affects_rows}
 
     def hyperparameters(self) -> dict[str, bool | int | float | str]:
         """What TensorBoard shows of the settings: those that are set, several texts as one."""
-        shown = {name: v for name, about, v in self._items() if about["hyperparameter"]}
-        shown = {k: " ".join(v) if isinstance(v, tuple) else v for k, v in shown.items()}
-        return {k: v for k, v in shown.items() if v is not None}
+        items = self._items()
+        shown = {name: v for name, about, v in items if about.hyperparameter and v is not None}
+        return {name: " ".join(v) if isinstance(v, tuple) else v for name, v in shown.items()}
 
     def to_toml(self) -> str:
         """The settings as a `config.toml`. JSON's strings, numbers and lists are TOML's too."""
-        lines = []
+        text = ""
         for name, about, value in self._items():
-            if value is None:
-                continue
-            if about["path"]:
-                value = _absolute(value, about["path_or_name"])
-            elif about["auto"] and value == AUTO:
+            if about.path and value is not None:
+                value = resolve_path(value, about, Path.cwd())
+            if about.auto and value == AUTO:
                 value = "auto"
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
-        return "".join(lines)
+            if value is not None:
+                text += f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+        return text
 
-    def _items(self) -> Iterator[tuple[str, Mapping[str, Any], Any]]:
-        """The name of each setting, what is true of it (`setting.facts`), and its value."""
-        for f in fields(self):
-            yield f.name, facts(f), getattr(self, f.name)
+    def _items(self) -> list[tuple[str, Facts, Any]]:
+        """Of each setting its name, what is true of it, and its value."""
+        return [(f.name, facts(f), getattr(self, f.name)) for f in fields(self)]
 
     def check(self) -> None:
         """Refuse what cannot work. Errors: UserError with the value, the rule and the way out."""
         for name, about, value in self._items():
-            check_value(name, about, value)
-        auto, packed = self.batch_size == AUTO, self.gradient_compression
+            if value is not None:  # None: left open
+                about.check_value(name, value)
+        if not self.train_file:
+            raise UserError("no train_file: give --train-file, or set it in config.toml")
+        auto, compression = self.batch_size == AUTO, self.gradient_compression
         if auto and self.gradient_accumulation_steps:
-            raise UserError(
-                "batch_size auto goes with global_batch_size, not with accumulation steps"
-            )
-        for asked, what, strategies in (
+            raise UserError("batch_size auto goes with global_batch_size, not accumulation steps")
+        for is_set, what, strategies in (
             (auto, "batch_size auto", ("ddp",)),
-            (packed == "rows", "gradient_compression rows", ("ddp",)),
-            (packed != "none", f"gradient_compression {packed}", ("ddp", "fsdp")),
+            (compression == "rows", "gradient_compression rows", ("ddp",)),
+            (compression != "none", f"gradient_compression {compression}", ("ddp", "fsdp")),
             (self.compile, "compile", ("ddp", "fsdp")),
         ):
-            if asked and self.strategy not in strategies:
+            if is_set and self.strategy not in strategies:
                 allowed = " or ".join(strategies)
                 raise UserError(f"{what} goes with strategy {allowed}, not with {self.strategy}")
         no_val = not self.val_file and not self.val_fraction
@@ -237,9 +180,11 @@ class TrainConfig:
             raise UserError("class_weights and label_smoothing do not go with multi_label")
 
 
-def _absolute(path: str | tuple[str, ...], or_name: bool) -> str | list[str]:
-    """The absolute path; a Hugging Face name or a keyword stays."""
+def resolve_path(path: Any, about: Facts, folder: Path) -> Any:
+    """The path or paths, where relative ones are in `folder`. Hugging Face names and keywords
+    stay."""
     if isinstance(path, tuple):
-        return [str(_absolute(one, or_name)) for one in path]
-    is_name = or_name and not Path(path).exists()
-    return path if is_name or path.startswith(HUB) else str(Path(path).absolute())
+        return tuple(resolve_path(one, about, folder) for one in path)
+    resolved = folder / Path(path).expanduser()
+    is_name = path.startswith(HUB) or (about.may_be_name and not resolved.exists())
+    return path if is_name else str(resolved)

@@ -9,8 +9,7 @@ from pathlib import Path
 USER_ERROR = 2  # exit code of a rank whose error is reported in one line
 HUNG = 3  # ... that gave up waiting for another rank
 STOPPED_EARLY = 143  # ... that was asked to stop before there was anything to save
-# The disk is full or read-only: the user can fix that, and a traceback would not help.
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # full or read-only: to be fixed
 
 
 class UserError(ValueError):
@@ -26,9 +25,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def needs_no_traceback(error: BaseException) -> bool:
     """Whether the error's own line says all that the user needs."""
-    if isinstance(error, OSError):
-        return error.errno in DISK or isinstance(error, FileNotFoundError | PermissionError)
-    return isinstance(error, UserError)
+    on_disk = isinstance(error, OSError) and error.errno in DISK
+    return on_disk or isinstance(error, UserError | FileNotFoundError | PermissionError)
 
 
 @contextmanager

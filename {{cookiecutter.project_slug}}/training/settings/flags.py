@@ -1,36 +1,28 @@
-"""Where settings come from: defaults, then `config.toml`, then command-line flags.
-
-Only the standard library is imported, so that `--help` and a mistyped flag answer at once.
-"""
+"""Where settings come from: defaults, then `config.toml`, then command-line flags."""
 
 import argparse
+import re
 import sys
 import tomllib
 import typing
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.settings.config import AUTO, HUB, PROJECT, TrainConfig
+from training.settings.config import AUTO, PROJECT, TrainConfig, resolve_path
 from training.settings.errors import UserError, did_you_mean
 from training.settings.setting import facts
 
 FACTS = {f.name: facts(f) for f in fields(TrainConfig)}
-ALIASES = {alias: name for name, about in FACTS.items() for alias in about["aliases"]}
-TYPES = typing.get_type_hints(TrainConfig)
+ALIASES = {alias: name for name, about in FACTS.items() for alias in about.aliases}
+HINTS = typing.get_type_hints(TrainConfig)
+# The type of one value: int for `int | None`, str for `tuple[str, ...]`.
+TYPES: dict[str, type] = {name: (*typing.get_args(hint), hint)[0] for name, hint in HINTS.items()}
+LISTS = [name for name, hint in HINTS.items() if typing.get_origin(hint) is tuple]
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _is_list(name: str) -> bool:
-    return typing.get_origin(TYPES[name]) is tuple
-
-
-def _kind(name: str) -> type:
-    """The plain type of a field: int for `int | None`, str for `tuple[str, ...]`."""
-    return next(t for t in (*typing.get_args(TYPES[name]), TYPES[name]) if isinstance(t, type))
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,36 +33,31 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     """One flag per field of TrainConfig, in the fields' groups."""
     parser = Parser(
-        prog="train.py",
         usage="./launch.sh [--nproc-per-node N] [flags]   or   python train.py [flags]",
-        description="Train a text classifier. Settings come from these defaults, then from "
-        "config.toml, then from flags.",
+        description="Settings come from these defaults, then from config.toml, then from flags.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help="settings file (default: config.toml beside train.py)"
-    )
+    parser.add_argument("--config", metavar="FILE", help="default: config.toml beside train.py")
     group: Any = parser
     for f in fields(TrainConfig):
-        about, kind = FACTS[f.name], _kind(f.name)
-        if about["group"]:
-            group = parser.add_argument_group(about["group"])
+        about, kind = FACTS[f.name], TYPES[f.name]
+        if about.group:
+            group = parser.add_argument_group(about.group)
         default = " ".join(f.default) if isinstance(f.default, tuple) else f.default
-        text = about["help"] + (f" (default: {default})" if default not in (None, "") else "")
-        text = text.strip().replace("%", "%%")
+        text = about.help + (f" (default: {default})" if default not in (None, "") else "")
+        options: dict[str, Any] = {"help": text.strip().replace("%", "%%")}
         if kind is bool:
-            group.add_argument(_flag(f.name), action=argparse.BooleanOptionalAction, help=text)
+            options["action"] = argparse.BooleanOptionalAction
+        elif about.choices:
+            options["choices"] = about.choices
         else:
-            group.add_argument(
-                _flag(f.name),
-                type=number_or_auto if about["auto"] else kind,
-                choices=about["choices"] or None,
-                metavar=None if about["choices"] else {str: "TEXT", int: "N", float: "X"}[kind],
-                nargs="+" if _is_list(f.name) else None,
-                help=text,
-            )
+            options["type"] = number_or_auto if about.auto else kind
+            options["metavar"] = {str: "TEXT", int: "N", float: "X"}[kind]
+        if f.name in LISTS:
+            options["nargs"] = "+"
+        group.add_argument(_flag(f.name), **options)
     return parser
 
 
@@ -89,29 +76,31 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"no settings file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+    is_here = path.parent.resolve() == Path.cwd()  # then relative paths stay as they are
     for key, value in values.items():
         if key not in FACTS:
             hint = did_you_mean(ALIASES.get(key, key), FACTS)
-            declared = "settings are declared in training/settings/config.py"
-            raise UserError(f"{path}: unknown setting {key!r}{hint} ({declared})")
-        value = _typed(path, key, value)
-        values[key] = _beside(path, key, value) if FACTS[key]["path"] else value
+            hint += " (settings are declared in training/settings/config.py)"
+            raise UserError(f"{path}: unknown setting {key!r}{hint}")
+        values[key] = _typed(path, key, value)
+        if FACTS[key].path and not is_here:
+            values[key] = resolve_path(values[key], FACTS[key], path.parent)
     return values
 
 
 def _typed(path: Path, key: str, value: Any) -> Any:
     """A value of a settings file as its field has it. Errors: UserError for another type."""
-    kind = _kind(key)
-    if FACTS[key]["auto"] and type(value) in (int, str):
+    kind = TYPES[key]
+    if FACTS[key].auto and type(value) in (int, str):
         try:
             return number_or_auto(str(value))
         except ValueError:
             raise UserError(f'{path}: {key} must be a number, or "auto", not {value!r}') from None
-    if _is_list(key):
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list) or any(type(v) is not str for v in value):
-            raise UserError(f"{path}: {key} must be a text or a list of texts, not {value!r}")
-        return tuple(value)
+    if key in LISTS:
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+            return tuple(texts)
+        raise UserError(f"{path}: {key} must be a text or a list of texts, not {value!r}")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
@@ -119,43 +108,26 @@ def _typed(path: Path, key: str, value: Any) -> Any:
     return value
 
 
-def _beside(path: Path, key: str, value: Any) -> Any:
-    """Paths in a settings file are relative to that file, wherever the command is run from."""
-    if isinstance(value, tuple):
-        return tuple(_beside(path, key, v) for v in value)
-    resolved = path.parent / Path(value).expanduser()
-    is_name = FACTS[key]["path_or_name"] and not resolved.exists()
-    if path.parent.resolve() == Path.cwd() or value.startswith(HUB) or is_name:
-        return value  # relative to here anyway; or a Hugging Face name, or a keyword
-    return str(resolved)
-
-
 def load_config(argv: list[str]) -> TrainConfig:
     """Defaults, then the settings file, then flags. Errors: UserError."""
     parser = build_parser()
-    namespace, unknown = parser.parse_known_args([_with_dashes(a) for a in argv])
+    # --batch_size=8 is --batch-size=8
+    argv = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
+    namespace, unknown = parser.parse_known_args(argv)
     if unknown:
-        known = [flag for action in parser._actions for flag in action.option_strings]
         flag = unknown[0].partition("=")[0]
         alias = ALIASES.get(flag.removeprefix("--").replace("-", "_"))
-        hint = did_you_mean(_flag(alias) if alias else flag, known)
+        hint = did_you_mean(_flag(alias) if alias else flag, parser._option_string_actions)
         raise UserError(f"unknown flag {flag}{hint}")
-    given = vars(namespace)
-    path = Path(given.pop("config", PROJECT / "config.toml"))
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    values = read_settings(path)
+    given = vars(namespace).items()
+    flags: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given}
+    values = read_settings(Path(flags.pop("config", PROJECT / "config.toml")))
     # A flag for one way of setting the batch takes the place of the other way in the file, and
     # --train-file that of all the file's rows: its validation rows would not fit other ones.
-    values = {k: v for k, v in values.items() if FACTS[k]["replaced_by"] not in given}
-    config = replace(TrainConfig(), **(values | given))
+    values = {k: v for k, v in values.items() if FACTS[k].replaced_by not in flags}
+    config = TrainConfig(**(values | flags))
     config.check()
     return config
-
-
-def _with_dashes(argument: str) -> str:
-    """--batch_size=8 is --batch-size=8."""
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
 def parse_args(argv: list[str] | None = None) -> TrainConfig:
