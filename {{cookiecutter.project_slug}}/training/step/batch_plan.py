@@ -109,10 +109,8 @@ class BatchPlan(DistributedSampler[MicroBatch]):
                 f"{sizes.global_batch_size}; lower it or add data"
             )
         super().__init__(store, num_replicas, rank, seed=seed)  # type: ignore[arg-type]
-        self.store = store
-        self.sizes = sizes
+        self.store, self.sizes, self.lengths = store, sizes, lengths
         self.group_by_length = group_by_length
-        self.lengths = lengths
         self.row_weight = row_weight or (lambda rows: np.ones(len(rows)))
         self.steps_per_epoch = math.ceil(len(store) / sizes.global_batch_size)
         self.first_step = 0
@@ -124,10 +122,9 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         self.first_step = first_step
 
     def evaluation_steps(self, per_epoch: int) -> set[int]:
-        """Where in an epoch to evaluate, as `Progress.step_in_epoch` counts: evenly spaced steps,
-        the last of them the epoch's end, which is step 0 of the next epoch."""
-        ends = (-(-self.steps_per_epoch * i // per_epoch) for i in range(1, per_epoch + 1))
-        return {end % self.steps_per_epoch for end in ends}
+        """Where in an epoch to evaluate, evenly spaced; its end is step 0 of the next epoch."""
+        steps = self.steps_per_epoch
+        return {-(-steps * i // per_epoch) % steps for i in range(1, per_epoch + 1)}
 
     def halve(self) -> None:
         """Halve the batch size, from the next `__iter__` on. Errors: UserError if it is 1."""
@@ -167,16 +164,13 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         n, size = len(self.store), self.sizes.global_batch_size
         first, last = window * WINDOW * size, min(n, (window + 1) * WINDOW * size)
         rows = shuffled(np.arange(first, last), n, (self.seed, epoch))
-        whole = len(rows) // size * size
-        rows, short = rows[:whole], rows[whole:]  # the short batch: random rows, and last
+        count = len(rows) // size
+        rows, short = rows[: count * size], rows[count * size :]  # the short batch: random, last
         if self.group_by_length:
-            rows = self._by_length(rows)  # and with that every batch of them
-        batches = [rows[i : i + size] for i in range(0, whole, size)]
-        if self.group_by_length:
-            order = shuffled(np.arange(len(batches)), len(batches), (self.seed, epoch, window + 1))
-            batches = [batches[i] for i in order]
+            order = shuffled(np.arange(count), count, (self.seed, epoch, window + 1))
+            batches = list(self._by_length(rows).reshape(count, size)[order])
         else:
-            batches = [self._by_length(batch) for batch in batches]
+            batches = [self._by_length(batch) for batch in rows.reshape(count, size)]
         return [*batches, self._by_length(short)] if len(short) else batches
 
     def _by_length(self, rows: np.ndarray) -> np.ndarray:
@@ -199,8 +193,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         if self.lengths is not None:
             padded = self.lengths[np.searchsorted(self.lengths, padded)]
             fill[:] = self.sizes.batch_size
-        weight_sum, tokens = float(weight.sum()), int(lengths.sum())
-        padded_tokens = int((fill * padded).sum())
+        weight_sum, tokens, computed = weight.sum(), lengths.sum(), (fill * padded).sum()
         for share in range(self.rank, count, ranks):
             own, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
             yield MicroBatch(
@@ -208,19 +201,19 @@ class BatchPlan(DistributedSampler[MicroBatch]):
                 weight=np.append(weight[own], np.zeros(fillers)),
                 ends_step=share + ranks >= count,
                 length=int(padded[share]),
-                weight_sum=weight_sum,
+                weight_sum=float(weight_sum),
                 step_rows=len(rows),
-                step_tokens=tokens,
-                step_padded_tokens=padded_tokens,
+                step_tokens=int(tokens),
+                step_padded_tokens=int(computed),
             )
 
 
 def build_plan(config: TrainConfig, train: TokenStore) -> BatchPlan:
     """The plan of a run on all ranks. Errors: UserError if the batch sizes do not agree."""
-    replicas = num_replicas(config.strategy)
+    sizes = batch_sizes(config, dist.get_world_size(), num_replicas(config.strategy))
     return BatchPlan(
         train,
-        batch_sizes(config, dist.get_world_size(), replicas),
+        sizes,
         seed=config.seed,
         group_by_length=config.group_by_length,
         row_weight=row_weight(config, train),

@@ -41,17 +41,14 @@ def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:
     Solved by dynamic programming over the histogram of lengths. Quantiles would be shorter, and pad
     two to five times as much on rows of uneven length.
     """
-    counts = np.zeros(1, np.int64)
-    for begin in range(0, len(store), ROWS_AT_A_TIME):
-        histogram = np.bincount(
-            store.lengths(slice(begin, begin + ROWS_AT_A_TIME)), minlength=len(counts)
-        )
-        histogram[: len(counts)] += counts
-        counts = histogram
-    longest = len(counts) - 1
+    parts = [slice(i, i + ROWS_AT_A_TIME) for i in range(0, len(store), ROWS_AT_A_TIME)]
+    longest = max(int(store.lengths(part).max()) for part in parts)
+    histogram = np.zeros(longest + 1)  # rows of each length
+    for part in parts:
+        histogram += np.bincount(store.lengths(part), minlength=longest + 1)
     unit = -(-longest // FINEST)
-    rounded = np.minimum(-(-np.arange(len(counts)) // unit) * unit, longest)
-    counts = np.bincount(rounded, weights=counts)
+    rounded = np.minimum(-(-np.arange(longest + 1) // unit) * unit, longest)
+    counts = np.bincount(rounded, weights=histogram)
     sizes = np.flatnonzero(counts)
     rows = np.cumsum(counts[sizes])
     # tokens[j]: the fewest to compute for all rows of at most sizes[j]; with one length, then more.
@@ -86,5 +83,5 @@ class CompileCounter:
         from torch._dynamo import lookup_backend  # takes seconds to import
 
         self.graphs += 1
-        log.info("torch.compile: compiling graph %d", self.graphs)
+        log.info(f"torch.compile: compiling graph {self.graphs}")
         return lookup_backend("inductor")(graph, inputs)

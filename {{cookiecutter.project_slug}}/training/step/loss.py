@@ -15,6 +15,8 @@ from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 from training.step.compile import CompileCounter
 
+RowLoss = Callable[..., Tensor]
+
 
 class ModelWithLoss(nn.Module):
     """What a step calls. Inputs, labels, weight: (batch, ...) -> weighted sum of losses, (1,).
@@ -24,17 +26,12 @@ class ModelWithLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_per_row: Callable[..., Tensor],
-        num_labels: int,
-        config: TrainConfig,
-        device: torch.device,
+        self, model: nn.Module, loss_per_row: RowLoss, num_labels: int, config: TrainConfig
     ) -> None:
         super().__init__()
         self.model, self.loss_per_row, self.num_labels = model, loss_per_row, num_labels
         self.label_smoothing = config.label_smoothing
-        self.autocast = make_autocast(device, config.precision)
+        self.autocast = make_autocast(next(model.parameters()).device, config.precision)
         self.compile_counter = CompileCounter() if config.compile else None
         if self.compile_counter is not None:
             self.compile_counter.compile(self)  # evaluations call the model as it is
