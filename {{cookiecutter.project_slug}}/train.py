@@ -88,7 +88,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     # -- resume ----------------------------------------------------------------------------------
     seed_everything(config.seed + 1 + rank)  # other dropout on every rank
     progress = Progress()
-    monitor = Monitor(tracker, progress, plan, train, with_loss, schedule, scaler)
+    monitor = Monitor(tracker, progress, plan, with_loss, schedule, scaler)
     settings = config.resume_settings() | {
         "global_batch_size": plan.sizes.global_batch_size,
         "total_steps": total_steps,
@@ -103,7 +103,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     tracker.open(run, progress, plan, splits, total_steps)
 
     # -- training --------------------------------------------------------------------------------
-    fit_batch_size(config, plan, train, wrapped, model)
+    fit_batch_size(config, plan, wrapped, model)
     if val is not None and source is None:
         evaluator.try_longest(val)  # what would fail at the first evaluation fails now
     log.info(f"training to step {total_steps}, {plan.steps_per_epoch} in an epoch; {run}")
@@ -115,7 +115,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         # Evaluate, save, stop: every rank decides the same.
         stopped = stop.agreed(saver.error or tracker.error)
         result, is_best = None, False
-        with monitor.pause():
+        with monitor.throughput.pause():
             if progress.evaluation_due and val is not None and not stopped:
                 result = evaluator.evaluate(val)
                 stopped = result is None  # asked to stop in it: it is due again after resuming
@@ -123,7 +123,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 score = result.score(config.metric)
                 schedule.evaluated(score)
                 is_best = progress.evaluated(score)
-                tracker.validated(result)
+                tracker.evaluated("val", result)
             every = config.check_replicas_every
             if result is not None or (every and progress.step % every == 0):
                 check_replicas(model)

@@ -5,9 +5,10 @@ import math
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from training.checkpoint import checkpoint
@@ -58,13 +59,6 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-
-
-class Stateful(Protocol):
-    """An optimizer, a schedule, ...: anything with a state that a run resumes with."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 class TrainState:

@@ -21,7 +21,7 @@ log = logging.getLogger("training")
 
 
 def fit_batch_size(
-    config: TrainConfig, plan: BatchPlan, store: TokenStore, wrapped: nn.Module, model: nn.Module
+    config: TrainConfig, plan: BatchPlan, wrapped: nn.Module, model: nn.Module
 ) -> None:
     """Halve the plan's batch size until one of the longest rows fits, on every rank.
 
@@ -30,10 +30,10 @@ def fit_batch_size(
     """
     if config.batch_size != AUTO:
         return
-    rows, device = store.by_length(), next(model.parameters()).device
+    rows, device = plan.store.by_length(), next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
-        while _runs_out_of_memory(rows[-plan.sizes.batch_size :], store, wrapped, model):
+        while _runs_out_of_memory(rows[-plan.sizes.batch_size :], plan.store, wrapped, model):
             plan.halve()
     sizes = plan.sizes
     log.info(

@@ -1,16 +1,13 @@
 """The batch plan: which rows make up each optimizer step, and which rank computes which of them.
 
-The order of an epoch depends only on (seed, epoch). Ranks, micro-batches and accumulation are ways
-to compute a global batch, so the plan first cuts global batches and then deals them to ranks.
-
-Memory does not grow with the number of rows: the order is computed window by window, from a
-permutation that gives any position directly. A resumed run computes its window and continues.
+The order of an epoch depends only on (seed, epoch): the plan first cuts global batches, then deals
+them to ranks. Memory does not grow with the number of rows: the order is computed window by window,
+from a permutation that gives any position directly.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch.distributed as dist
@@ -26,15 +23,6 @@ from training.step.loss import row_weight
 
 WINDOW = 64  # global batches in which rows are sorted by length
 ROUNDS = 6  # of the permutation's mixing, an even number
-
-
-class Rows(Protocol):
-    """What the plan needs to know about the training rows."""
-
-    def __len__(self) -> int: ...
-
-    def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of each of `rows`: (n,) -> (n,)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +81,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
 
     def __init__(
         self,
-        store: Rows,
+        store: TokenStore,
         sizes: BatchSizes,
         *,
         seed: int,
@@ -108,7 +96,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
                 f"{len(store)} rows do not fill one step of global_batch_size "
                 f"{sizes.global_batch_size}; lower it or add data"
             )
-        super().__init__(store, num_replicas, rank, seed=seed)  # type: ignore[arg-type]
+        super().__init__(store, num_replicas, rank, seed=seed)
         self.store, self.sizes, self.lengths = store, sizes, lengths
         self.group_by_length = group_by_length
         self.row_weight = row_weight or (lambda rows: np.ones(len(rows)))
@@ -193,19 +181,14 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         if self.lengths is not None:
             padded = self.lengths[np.searchsorted(self.lengths, padded)]
             fill[:] = self.sizes.batch_size
-        weight_sum, tokens, computed = weight.sum(), lengths.sum(), (fill * padded).sum()
+        tokens, padded_tokens = int(lengths.sum()), int((fill * padded).sum())
+        of_step = float(weight.sum()), len(rows), tokens, padded_tokens
         for share in range(self.rank, count, ranks):
             own, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
-            yield MicroBatch(
-                rows=np.append(rows[own], rows[:1].repeat(fillers)),
-                weight=np.append(weight[own], np.zeros(fillers)),
-                ends_step=share + ranks >= count,
-                length=int(padded[share]),
-                weight_sum=float(weight_sum),
-                step_rows=len(rows),
-                step_tokens=int(tokens),
-                step_padded_tokens=int(computed),
-            )
+            own_rows = np.append(rows[own], rows[:1].repeat(fillers))
+            own_weight = np.append(weight[own], np.zeros(fillers))
+            ends_step = share + ranks >= count
+            yield MicroBatch(own_rows, own_weight, ends_step, int(padded[share]), *of_step)
 
 
 def build_plan(config: TrainConfig, train: TokenStore) -> BatchPlan:

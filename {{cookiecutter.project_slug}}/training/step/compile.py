@@ -1,9 +1,8 @@
 """Faster or repeatable kernels: `--compile`, `--deterministic` and `--precision tf32`.
 
-PyTorch compiles for the first shape that it sees, and for any length when a second one comes. What
-else it assumes of a shape makes it compile again, which takes seconds in the middle of a run. So
-with `--compile` all batches have the full number of rows (some may be fillers), and are padded to
-one of at most NUM_LENGTHS lengths, which the training rows choose.
+PyTorch compiles again, for seconds, when a shape is not as it assumed. So with `--compile` all
+batches have the full number of rows (some may be fillers), and are padded to one of at most
+NUM_LENGTHS lengths, which the training rows choose.
 """
 
 import logging
@@ -67,10 +66,8 @@ def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:
 
 
 class CompileCounter:
-    """torch.compile's default backend, which also counts the graphs that it is given.
-
-    A step is one graph, or with DDP one for each bucket of gradients.
-    """
+    """torch.compile's default backend, which also counts graphs: one a step, or with DDP one for
+    each bucket of gradients."""
 
     def __init__(self) -> None:
         self.graphs = 0

@@ -23,12 +23,12 @@ Arrays = list[np.ndarray]
 
 @dataclass
 class Evaluation:
-    """Metrics on every rank; rows and their logits on the main process only."""
+    """Metrics on every rank; truth and logits on the main process only, elsewhere None."""
 
     metrics: dict[str, float]
     labels: list[str]
-    logits: np.ndarray | None = None  # (rows, num_labels)
-    truth: np.ndarray | None = None  # (rows,) label ids, or (rows, num_labels) of 0 and 1
+    logits: Any  # array (rows, num_labels)
+    truth: Any  # array (rows,) of label ids, or (rows, num_labels) of 0 and 1
 
     def score(self, metric: str) -> float:
         """The metric with higher values better; NaN if the loss is not finite."""
@@ -38,12 +38,10 @@ class Evaluation:
 
     def probabilities(self) -> np.ndarray:
         """(rows, num_labels)"""
-        assert self.logits is not None and self.truth is not None
         return probabilities(self.logits, multi_label=self.truth.ndim == 2)
 
     def predicted(self) -> np.ndarray:
         """Shaped as `truth`: (rows,), or (rows, num_labels) of 0 and 1."""
-        assert self.logits is not None and self.truth is not None
         return predictions(self.logits, multi_label=self.truth.ndim == 2)
 
 
@@ -185,7 +183,7 @@ def report(result: Evaluation) -> str:
     text = sk.classification_report(
         result.truth, result.predicted(), labels=ids, target_names=names, digits=3, zero_division=0
     )
-    if result.truth is None or result.truth.ndim == 2:
+    if result.truth.ndim == 2:
         return text
     matrix, name_width = confusion(result), max(map(len, names))
     width = max(5, len(str(matrix.max())) + 1)

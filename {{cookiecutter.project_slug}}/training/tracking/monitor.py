@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.checkpoint.state import Progress
-from training.dataset.token_store import Batch, TokenStore
+from training.dataset.token_store import Batch
 from training.distributed import watchdog
 from training.distributed.ranks import gather, reduce_tensor
 from training.distributed.wrap import num_replicas
@@ -64,7 +63,6 @@ class Monitor:
     tracker: Tracker
     progress: Progress
     plan: BatchPlan
-    train: TokenStore
     with_loss: ModelWithLoss
     schedule: Schedule
     scaler: torch.amp.GradScaler
@@ -72,9 +70,7 @@ class Monitor:
     def __post_init__(self) -> None:
         config, self.device = self.tracker.config, next(self.with_loss.parameters()).device
         self.running_loss = RunningLoss(self.device)
-        self.skipped_steps = SkippedSteps(
-            self.tracker, self.plan, self.train, self.schedule, self.scaler
-        )
+        self.skipped_steps = SkippedSteps(self.tracker, self.plan, self.schedule, self.scaler)
         peak = peak_flops(self.device, config.precision, num_replicas(config.strategy))
         self.throughput = Throughput(flops_per_token(self.with_loss.model), peak)
 
@@ -88,10 +84,6 @@ class Monitor:
         while True:
             self.plan.set_epoch(self.progress.epoch, self.progress.step_in_epoch)
             yield from loader
-
-    def pause(self) -> AbstractContextManager[None]:
-        """Time that is not for training."""
-        return self.throughput.pause()
 
     def micro_batches(self) -> Iterator[Batch]:
         """This rank's micro-batches of the next step, on the device."""

@@ -28,6 +28,7 @@ def finish(tracker: Tracker, evaluator: Evaluator, splits: Splits, stopped: bool
     tracker.bar.close()
     config, progress = tracker.config, tracker.progress
     early = progress.should_stop_early(config.early_stopping_patience)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     results: Results = {
         "stopped": stopped,
         "step": progress.step,
@@ -40,11 +41,7 @@ def finish(tracker: Tracker, evaluator: Evaluator, splits: Splits, stopped: bool
         "timings": {"seconds": time.perf_counter() - tracker.began},
         "run": tracker.run.name,
         "world_size": dist.get_world_size(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": {"python": platform.python_version(), **versions},
     }
     if early:
         log.info(f"stopped early at step {progress.step}: {config.metric} did not improve")
@@ -70,7 +67,7 @@ def _evaluate(tracker: Tracker, evaluator: Evaluator, splits: Splits, results: R
         results[name] = result.metrics
         results["timings"][f"{name}_seconds"] = time.perf_counter() - began
         if name == "test":
-            tracker.evaluated(name, result, "best weights")
+            tracker.evaluated(name, result)
         if is_main():
             text += f"{name}: {len(store):,} rows, weights of step {results['best_step']}\n"
             text += f"{report(result)}\n"

@@ -1,8 +1,7 @@
 """Steps whose loss or gradient is not finite: skipped on all ranks alike, counted, listed.
 
-All ranks see it in the gradient once it is reduced; a loss that is not finite makes the gradient so
-(`weighted_sum`). The optimizer skips on the device, and the host reads what happened one step
-later: no step waits for the device.
+All ranks see it in the reduced gradient; a loss that is not finite makes the gradient so
+(`weighted_sum`). The host reads what happened one step later: no step waits for the device.
 """
 
 import json
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from training.checkpoint.state import Progress
-from training.dataset.token_store import TokenStore
 from training.distributed.ranks import is_main
 from training.settings.errors import UserError, explain_disk_errors
 from training.step.batch_plan import BatchPlan
@@ -26,14 +24,10 @@ log = logging.getLogger("training")
 
 @dataclass
 class SkippedSteps:
-    """Counts and lists them, and undoes their steps of the schedule.
-
-    After --max-bad-steps in a row it ends the run.
-    """
+    """Lists them, undoes them in the schedule, and ends the run after --max-bad-steps in a row."""
 
     tracker: Tracker
     plan: BatchPlan
-    train: TokenStore
     schedule: Schedule
     scaler: torch.amp.GradScaler
     in_a_row: int = 0
@@ -72,10 +66,11 @@ class SkippedSteps:
         self.in_a_row += 1
         self.schedule.undo_step()
         scale = self.scaler.get_scale()
-        rows = self.train.stored(self.plan.global_batch(where["step_in_epoch"], where["epoch"]))
+        rows = self.plan.global_batch(where["step_in_epoch"], where["epoch"])
         file = self.tracker.run / "bad_batches.jsonl"
         if is_main():
-            line = where | {"in_a_row": self.in_a_row, "loss_scale": scale, "rows": rows.tolist()}
+            stored = self.plan.store.stored(rows).tolist()
+            line = where | {"in_a_row": self.in_a_row, "loss_scale": scale, "rows": stored}
             with explain_disk_errors(file), file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(line) + "\n")
         overflowed = self.scaler.is_enabled() and scale >= 1.0

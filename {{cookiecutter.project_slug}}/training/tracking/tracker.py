@@ -54,16 +54,18 @@ class Tracker:
         """Begin to write to the folder `run`. Lines of steps after `progress` are dropped."""
         self.run, self.progress = run, progress
         self.total_steps, self.steps_per_epoch = total_steps, plan.steps_per_epoch
-        # disable=None: hidden if the output is no terminal
+        hidden = None if self.enabled else True  # None: hidden if the output is not a terminal
         self.bar = tqdm(
-            total=total_steps, initial=progress.step, desc="training", unit=" steps",
-            disable=None if self.enabled else True, dynamic_ncols=True,
+            desc="training", total=total_steps, initial=progress.step, unit=" steps",
+            disable=hidden, dynamic_ncols=True,
         )  # fmt: skip
         if not self.enabled:
             return
         log_to_file(run / "log.txt")
         (run / "config.toml").write_text(self.config.to_toml(), encoding="utf-8")
-        _copy_bad_rows(run, splits)
+        bad_rows = dict.fromkeys(store.folder / "bad_rows.tsv" for store in splits.values())
+        if lines := "".join(file.read_text(encoding="utf-8") for file in bad_rows):
+            (run / "bad_rows.tsv").write_text(lines, encoding="utf-8")
         for name in ("metrics.jsonl", "bad_batches.jsonl"):
             _forget_after(run / name, progress)
         if self.config.profile:
@@ -75,7 +77,7 @@ class Tracker:
             purge = progress.step + 1 if progress.step else 0  # written by a run that was killed
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
         except ImportError as error:
-            log.warning("no TensorBoard: %s", error)
+            log.warning(f"no TensorBoard: {error}")
 
     def advance(self) -> None:
         """Call after each optimizer step."""
@@ -120,9 +122,13 @@ class Tracker:
             f"{values['tokens_per_second']:,.0f} tokens/s  padding {100 * values['padding']:.1f} %"
         )
 
-    def evaluated(self, split: str, result: evaluation.Evaluation, note: str) -> None:
-        """Metrics of an evaluation, with its figures."""
-        step, metrics = self.progress.step, result.metrics
+    def evaluated(self, split: str, result: evaluation.Evaluation) -> None:
+        """Metrics of an evaluation, with its figures: of the best weights, or while training."""
+        step, metrics, note = self.progress.step, result.metrics, "best weights"
+        if split == "val":
+            best_step = self.progress.best_step
+            when = "so far" if best_step == step else f"was at step {best_step}"
+            note = f"best {self.config.metric} {when}"
         self.record(step, split, metrics)
         log.info(
             f"{split} at step {step}: loss {metrics['loss']:.4f}  "
@@ -133,16 +139,9 @@ class Tracker:
             with self.disk_errors():
                 self._draw(step, split, result)
 
-    def validated(self, result: evaluation.Evaluation) -> None:
-        """An evaluation in the course of training, and how it compares."""
-        best_step = self.progress.best_step
-        when = "so far" if best_step == self.progress.step else f"was at step {best_step}"
-        self.evaluated("val", result, f"best {self.config.metric} {when}")
-
     def _draw(self, step: int, split: str, result: evaluation.Evaluation) -> None:
         """Confusion matrix and precision-recall curves."""
         truth, probabilities = result.truth, result.probabilities()
-        assert truth is not None
         if truth.ndim == 1:
             image = confusion_image(evaluation.confusion(result), result.labels)
             self.writer.add_image(f"{split}/confusion", image, step, dataformats="HWC")
@@ -170,14 +169,6 @@ class Tracker:
             self.writer.close()
         if self.enabled:
             self.lines.close()
-
-
-def _copy_bad_rows(run: Path, splits: Splits) -> None:
-    """List the rows that were left out in `bad_rows.tsv`, if there are any."""
-    files = dict.fromkeys(store.folder / "bad_rows.tsv" for store in splits.values())
-    lines = "".join(file.read_text(encoding="utf-8") for file in files)
-    if lines:
-        (run / "bad_rows.tsv").write_text(lines, encoding="utf-8")
 
 
 def _forget_after(path: Path, progress: Progress) -> None:
