@@ -27,7 +27,6 @@ class RankRng:
         self.device = device
 
     def state_dict(self) -> dict[str, Any]:
-        """Call on every rank."""
         name, keys, *rest = np.random.get_state()
         own: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
         own["numpy"] = str(name), np.asarray(keys).tolist(), *rest

@@ -18,10 +18,9 @@ _locks: list[FileLock] = []  # the system frees them when the process ends, howe
 
 
 def choose(config: TrainConfig) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint that it resumes from, if any. Call on every rank.
+    """The run's folder, not created yet, and the checkpoint that it resumes from, if any.
 
-    Nothing is created yet, so a run that cannot start leaves nothing behind. Errors: UserError if
-    the folder cannot be used.
+    Call on every rank. Errors: UserError if the folder cannot be used.
     """
     return on_main(lambda: _choose(config))
 
@@ -71,14 +70,13 @@ def claim(run: Path, source: Path | None, progress: Progress) -> None:
     A run that resumes from another run's checkpoint `source` takes over its best weights, if they
     are still those of `progress.best_step`. Errors: UserError if another process trains there.
     """
-    has_best = on_main(lambda: _claim(run, source, progress))
-    if not has_best:
+    if not on_main(lambda: _claim(run, source, progress)):
         progress.forget_best()
     watchdog.errors_folder = run / "errors"
 
 
 def _claim(run: Path, source: Path | None, progress: Progress) -> bool:
-    """Returns whether there are best weights."""
+    """As `claim`. Returns whether there are best weights."""
     try:
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = FileLock(run / ".lock", blocking=False)

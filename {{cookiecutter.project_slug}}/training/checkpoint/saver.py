@@ -25,8 +25,8 @@ State = dict[str, Any]
 class Saver:
     """Writes a run's checkpoints and best weights, one at a time. Call it on every rank.
 
-    The main process writes, in a thread. torch.distributed.checkpoint's asynchronous save would
-    write shards; here one file in Hugging Face form is wanted, whatever the number of ranks.
+    The main process writes, in a thread: one file in Hugging Face form. The asynchronous save of
+    torch.distributed.checkpoint would write shards.
     """
 
     run: Path
@@ -42,11 +42,8 @@ class Saver:
         self.saved_step = self.state.progress.step  # a resumed run has that checkpoint
 
     def save(self, is_best: bool, is_last: bool) -> None:
-        """Begin to write a checkpoint, and if it is the best, `best/`; wait for the one before.
-
-        The last one of a run is written at once, without a copy. Errors: UserError if the one
-        before could not be written.
-        """
+        """Begin to write a checkpoint, and if it is the best, `best/`. The last one of a run is
+        written at once. Errors: UserError if the one before could not be written."""
         step = self.state.progress.step
         watchdog.report("saving", step)
         weights, state = full_weights(self.model), self.state.state_dict()
@@ -87,16 +84,14 @@ class Saver:
         checkpoints = self.run / "checkpoints"
         try:
             if is_best:
-                self._write_folder(self.run / "best", step, weights)
+                self._write_folder(self.run / "best", step, weights, None)
             self._write_folder(checkpoints / f"step-{step:08d}", step, weights, state)
             for _, old in checkpoint.saved(checkpoints)[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
         except Exception as error:
             self.error = error
 
-    def _write_folder(
-        self, folder: Path, step: int, weights: Weights, state: State | None = None
-    ) -> None:
+    def _write_folder(self, folder: Path, step: int, weights: Weights, state: State | None) -> None:
         """The model and tokenizer as `transformers` loads them, and the rest of a checkpoint."""
 
         def write(folder: Path) -> None:

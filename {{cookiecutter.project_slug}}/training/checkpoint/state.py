@@ -62,7 +62,7 @@ class Progress:
 
 
 class TrainState:
-    """All of a run's state but the weights. To keep something new, name it as one more part.
+    """All of a run's state but the weights. To keep something new, add it to the `parts`.
 
     `settings`: what a resumed run must have in common with the run that it continues.
     """
@@ -97,10 +97,9 @@ class TrainState:
                 f"{source} was written without {', '.join(missing)}; resume with the code that "
                 "wrote it, or begin with a fresh one by --resume-anyway"
             )
-        for name in [name for name in self.parts if name in names]:
-            part = self.parts[name]
-            if isinstance(part, FullOptimizerState):  # large: it is sent tensor by tensor
-                part.load_state_dict(saved.get(name, {}))
+        for name, part in self.parts.items():
+            if isinstance(part, FullOptimizerState) and name in names:
+                part.load_state_dict(saved.get(name, {}))  # large: it is sent tensor by tensor
             elif state := on_main(partial(saved.get, name)):  # empty for a scaler not in use
                 part.load_state_dict(state)
         batch, now = settings["global_batch_size"], self.settings["global_batch_size"]

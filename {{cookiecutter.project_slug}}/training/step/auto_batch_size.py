@@ -23,10 +23,9 @@ log = logging.getLogger("training")
 def fit_batch_size(
     config: TrainConfig, plan: BatchPlan, wrapped: nn.Module, model: nn.Module
 ) -> None:
-    """Halve the plan's batch size until one of the longest rows fits, on every rank.
+    """With `--batch-size auto`, halve the plan's until one of the longest rows fits, on every rank.
 
-    Random numbers are left as they were. With a batch size that is set it does nothing.
-    Errors: UserError if not even one row fits.
+    Random numbers are left as they were. Errors: UserError if not even one row fits.
     """
     if config.batch_size != AUTO:
         return

@@ -73,8 +73,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 class BatchPlan(DistributedSampler[MicroBatch]):
     """Deals global batches to ranks, one micro-batch at a time.
 
-    Use it as `DataLoader(store, sampler=plan, batch_size=None)` and call `set_epoch` before each
-    epoch. `row_weight` gives the loss weights of rows, e.g. of their classes: (n,) -> (n,).
+    Call `set_epoch` before each epoch. `row_weight` gives the loss weights of rows: (n,) -> (n,).
     `lengths`, ascending: pad each micro-batch to one of these, and fill it up to its full number of
     rows. Without it a micro-batch is padded to its longest row.
     """
@@ -181,8 +180,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         if self.lengths is not None:
             padded = self.lengths[np.searchsorted(self.lengths, padded)]
             fill[:] = self.sizes.batch_size
-        tokens, padded_tokens = int(lengths.sum()), int((fill * padded).sum())
-        of_step = float(weight.sum()), len(rows), tokens, padded_tokens
+        of_step = float(weight.sum()), len(rows), int(lengths.sum()), int((fill * padded).sum())
         for share in range(self.rank, count, ranks):
             own, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
             own_rows = np.append(rows[own], rows[:1].repeat(fillers))
@@ -194,11 +192,8 @@ class BatchPlan(DistributedSampler[MicroBatch]):
 def build_plan(config: TrainConfig, train: TokenStore) -> BatchPlan:
     """The plan of a run on all ranks. Errors: UserError if the batch sizes do not agree."""
     sizes = batch_sizes(config, dist.get_world_size(), num_replicas(config.strategy))
+    grouped, weight = config.group_by_length, row_weight(config, train)
+    lengths = choose_lengths(train) if config.compile else None
     return BatchPlan(
-        train,
-        sizes,
-        seed=config.seed,
-        group_by_length=config.group_by_length,
-        row_weight=row_weight(config, train),
-        lengths=choose_lengths(train) if config.compile else None,
+        train, sizes, seed=config.seed, group_by_length=grouped, row_weight=weight, lengths=lengths
     )

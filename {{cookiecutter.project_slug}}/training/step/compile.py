@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from training.dataset.token_store import ROWS_AT_A_TIME, TokenStore
 from training.settings.config import TrainConfig
@@ -22,10 +21,7 @@ FINEST = 512  # lengths are told apart this finely; a finer search takes long an
 
 
 def choose_kernels(config: TrainConfig) -> None:
-    """Call before anything is computed.
-
-    With `--deterministic`, PyTorch refuses an operation that has no such kernel on this device.
-    """
+    """Call first. With `--deterministic`, PyTorch refuses operations without such a kernel."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
         torch.use_deterministic_algorithms(True)
@@ -37,8 +33,7 @@ def choose_kernels(config: TrainConfig) -> None:
 def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:
     """At most `most` lengths to pad rows to, with the least padding: ascending, (lengths,).
 
-    Solved by dynamic programming over the histogram of lengths. Quantiles would be shorter, and pad
-    two to five times as much on rows of uneven length.
+    By dynamic programming: quantiles pad two to five times as much on rows of uneven length.
     """
     parts = [slice(i, i + ROWS_AT_A_TIME) for i in range(0, len(store), ROWS_AT_A_TIME)]
     longest = max(int(store.lengths(part).max()) for part in parts)
@@ -71,10 +66,6 @@ class CompileCounter:
 
     def __init__(self) -> None:
         self.graphs = 0
-
-    def compile(self, module: nn.Module) -> None:
-        """Compile the forward of `module` in place; modules inside it stay callable as they are."""
-        module.compile(backend=self, dynamic=None)
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         from torch._dynamo import lookup_backend  # takes seconds to import

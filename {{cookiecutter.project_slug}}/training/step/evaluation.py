@@ -47,16 +47,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates the unwrapped `model` on all ranks, `batch_size` rows at a time.
-
-    `should_stop` is asked before each batch, on all ranks alike.
-    """
+    """Evaluates the unwrapped `model` on all ranks, `batch_size` rows at a time."""
 
     model: nn.Module
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
     batch_size: int
-    should_stop: Callable[[], bool] = lambda: False
+    should_stop: Callable[[], bool] = lambda: False  # asked before each batch, on all ranks alike
 
     def try_longest(self, store: TokenStore) -> None:
         """One batch of the longest rows, to see that evaluation works at all."""
@@ -105,10 +102,9 @@ class Evaluator:
 
     def _logits(self, store: TokenStore, rows: np.ndarray) -> torch.Tensor:
         """(rows, num_labels)"""
-        inputs = store.inputs(rows)
-        on_device = {k: v.to(self.device, non_blocking=True) for k, v in inputs.items()}
+        inputs = {k: v.to(self.device, non_blocking=True) for k, v in store.inputs(rows).items()}
         with self.autocast():
-            logits = self.model(**on_device).logits
+            logits = self.model(**inputs).logits
         check_logits(logits, len(rows), len(store.labels))
         return logits
 
@@ -171,15 +167,14 @@ def confusion(result: Evaluation) -> np.ndarray:
     """Rows of true label i that were given label j: (num_labels, num_labels)."""
     from sklearn import metrics as sk
 
-    label_ids = np.arange(len(result.labels))
-    return sk.confusion_matrix(result.truth, result.predicted(), labels=label_ids)
+    return sk.confusion_matrix(result.truth, result.predicted(), labels=range(len(result.labels)))
 
 
 def report(result: Evaluation) -> str:
     """Precision, recall, F1 and support of every class, and the confusion matrix, as text."""
     from sklearn import metrics as sk
 
-    names, ids = result.labels, np.arange(len(result.labels))
+    names, ids = result.labels, range(len(result.labels))
     text = sk.classification_report(
         result.truth, result.predicted(), labels=ids, target_names=names, digits=3, zero_division=0
     )

@@ -69,11 +69,9 @@ class Schedule:
     with a learning rate of 0. `plateau` stays at the peak until `evaluated` sees no better score.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, kind: str, total_steps: int, warmup_ratio: float = 0.0
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, kind: str, total_steps: int, warmup: float) -> None:
         self.optimizer, self.kind, self.total_steps = optimizer, kind, total_steps
-        self.warmup_steps = math.ceil(warmup_ratio * total_steps)
+        self.warmup_steps = math.ceil(warmup * total_steps)  # `warmup`: a share of them
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.steps_done = 0
         self.plateau = {"factor": 1.0, "best": -math.inf, "waited": 0}

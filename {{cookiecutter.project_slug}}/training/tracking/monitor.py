@@ -55,10 +55,7 @@ class RunningLoss:
 
 @dataclass
 class Monitor:
-    """Follows a run step by step. Off the logging step it reads nothing back from the device.
-
-    As a part of a checkpoint it keeps the loss since the last line of the log, and skipped steps.
-    """
+    """Follows a run step by step. Off the logging step it reads nothing back from the device."""
 
     tracker: Tracker
     progress: Progress
@@ -99,10 +96,8 @@ class Monitor:
         self.last = batch.plan
 
     def end_step(self, loss_sum: Tensor, grad_norm: Tensor, skipped: Tensor) -> None:
-        """Count a step, and log every --log-every steps. Call on every rank.
-
-        `loss_sum`: this rank's weighted sum of losses; `grad_norm`: before clipping.
-        """
+        """Count a step, and log every --log-every steps. Call on every rank, with this rank's
+        weighted sum of losses and the norm of the gradient before clipping."""
         self.throughput.add(self.last)
         self.skipped_steps.add(skipped, self.progress)
         self.running_loss.add(loss_sum, self.last.weight_sum, skipped)
@@ -123,7 +118,6 @@ class Monitor:
             self.throughput.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Call on every rank."""
         return {
             "running_loss": self.running_loss.state_dict(),
             "skipped_steps": self.skipped_steps.state_dict(),

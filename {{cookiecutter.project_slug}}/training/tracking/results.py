@@ -21,10 +21,8 @@ Results = dict[str, Any]  # the content of results.json
 
 
 def finish(tracker: Tracker, evaluator: Evaluator, splits: Splits, stopped: bool) -> None:
-    """Evaluate the best weights, write `report.txt` and `results.json`. Call on every rank.
-
-    A run that was stopped is not evaluated.
-    """
+    """Evaluate the best weights, unless the run was `stopped`; write `report.txt` and
+    `results.json`. Call on every rank."""
     tracker.bar.close()
     config, progress = tracker.config, tracker.progress
     early = progress.should_stop_early(config.early_stopping_patience)
@@ -75,13 +73,10 @@ def _evaluate(tracker: Tracker, evaluator: Evaluator, splits: Splits, results: R
 
 
 def _write(tracker: Tracker, results: Results, text: str) -> None:
-    run = tracker.run
-    final = {
-        f"final/{split}_{name}": value
-        for split in ("val", "test")
-        for name, value in results.get(split, {}).items()
-        if name != "rows"
-    }
+    run, final = tracker.run, dict[str, float]()
+    for split in ("val", "test"):
+        metrics = results.get(split, {})
+        final |= {f"final/{split}_{name}": v for name, v in metrics.items() if name != "rows"}
     if final:
         tracker.hyperparameters(tracker.config, final)
     if text:

@@ -40,17 +40,13 @@ class SkippedSteps:
         Call on every rank. Errors: UserError if too many steps in a row were skipped.
         """
         self.act_on_last()
-        where = {
-            "step": progress.step + 1,
-            "epoch": progress.epoch,
-            "step_in_epoch": progress.step_in_epoch,
-        }
-        if skipped.device.type == "cuda":  # copied to the host while the next step is computed
-            flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-            flag.copy_(skipped, non_blocking=True)
-            self._pending = flag, torch.cuda.current_stream().record_event(), where
-        else:
-            self._pending = skipped.cpu(), None, where
+        place = progress.step_in_epoch
+        where = {"step": progress.step + 1, "epoch": progress.epoch, "step_in_epoch": place}
+        on_cuda = skipped.device.type == "cuda"  # copied while the next step is computed
+        flag = torch.empty((), dtype=torch.bool, pin_memory=on_cuda)
+        flag.copy_(skipped, non_blocking=on_cuda)
+        copied = torch.cuda.current_stream().record_event() if on_cuda else None
+        self._pending = flag, copied, where
 
     def act_on_last(self) -> None:
         """Act on the step that was noted last. Errors: as in `add`."""

@@ -25,13 +25,10 @@ UNPROFILED_STEPS = 2  # before the profile: they allocate, compile and warm up
 
 
 class Throughput:
-    """Rows, tokens and time since the last line of the log. Pauses do not count as time.
-
-    `peak_flops`: of all ranks together, where that is known.
-    """
+    """Rows, tokens and time since the last line of the log. Pauses do not count as time."""
 
     def __init__(self, flops_per_token: float = 0.0, peak_flops: float | None = None) -> None:
-        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops  # of all ranks
         self.reset()
 
     def reset(self) -> None:
@@ -92,8 +89,8 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes that this rank had: on the device, or of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def start_profile(run: Path, steps: int) -> torch.profiler.profile:

@@ -124,11 +124,9 @@ class Tracker:
 
     def evaluated(self, split: str, result: evaluation.Evaluation) -> None:
         """Metrics of an evaluation, with its figures: of the best weights, or while training."""
-        step, metrics, note = self.progress.step, result.metrics, "best weights"
-        if split == "val":
-            best_step = self.progress.best_step
-            when = "so far" if best_step == step else f"was at step {best_step}"
-            note = f"best {self.config.metric} {when}"
+        step, best_step, metrics = self.progress.step, self.progress.best_step, result.metrics
+        when = "so far" if best_step == step else f"was at step {best_step}"
+        note = f"best {self.config.metric} {when}" if split == "val" else "best weights"
         self.record(step, split, metrics)
         log.info(
             f"{split} at step {step}: loss {metrics['loss']:.4f}  "
