@@ -350,7 +350,8 @@ def plan_of(rows: int, global_batch: int, ranks: int) -> Any:
 
     micro = min(16, -(-global_batch // ranks))
     sizes = BatchSizes(global_batch, micro, -(-global_batch // (micro * ranks)))
-    return BatchPlan(FakeRows(rows), sizes, seed=0, num_replicas=ranks, rank=0)
+    store: Any = FakeRows(rows)
+    return BatchPlan(store, sizes, seed=0, num_replicas=ranks, rank=0)
 
 
 def plan(options: argparse.Namespace) -> list[Line]:

@@ -16,7 +16,6 @@ if __name__ == "__main__":
     gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
 
 import logging
-import time
 
 import torch
 import torch.distributed as dist
@@ -48,10 +47,9 @@ log = logging.getLogger("training")
 
 
 def main(config: TrainConfig, device: torch.device) -> None:
-    began = time.perf_counter()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     stop = StopRequest(config.max_time)
-    tracker = Tracker()
+    tracker = Tracker(config)
     run, source = run_folder.choose(config)  # source: the checkpoint to resume from, if any
 
     # -- data ------------------------------------------------------------------------------------
@@ -79,55 +77,45 @@ def main(config: TrainConfig, device: torch.device) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if source is not None:
         load_weights(model, lambda: read_weights(model, source))
-    with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config, device)
+    with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config)
     wrapped = wrap(model, with_loss, device, config)
     optimizer = build_optimizer(model, config)
     schedule = Schedule(optimizer, config.schedule, total_steps, config.warmup_ratio)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-    evaluator = Evaluator(
-        model, device, with_loss.autocast, config.eval_batch_size, should_stop=stop.agreed
-    )
-    tracker.describe(config, plan, splits, model, device)
+    evaluator = Evaluator(model, device, with_loss.autocast, config.eval_batch_size, stop.agreed)
+    tracker.describe(model, plan, splits)
 
     # -- resume ----------------------------------------------------------------------------------
     seed_everything(config.seed + 1 + rank)  # other dropout on every rank
     progress = Progress()
-    monitor = Monitor(run, config, progress, plan, train, optimizer, schedule, scaler, with_loss)
+    monitor = Monitor(tracker, progress, plan, with_loss, schedule, scaler)
     settings = config.resume_settings() | {
         "global_batch_size": plan.sizes.global_batch_size,
         "total_steps": total_steps,
         "data": [split.folder.name for name, split in splits.items() if name != "test"],
     }
-    state = TrainState(
-        settings,
-        model,
-        progress=progress,
-        optimizer=optimizer,
-        schedule=schedule,
-        scaler=scaler,
-        monitor=monitor,
-    )
+    parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler, "monitor": monitor}
+    state = TrainState(settings, model, progress, parts)
     if source is not None:
         state.restore(source, config.resume_anyway)
     run_folder.claim(run, source, progress)
     saver = Saver(run, model, tokenizer, state, config.keep_checkpoints)
-    tracker.open(run, config, progress, splits, plan.steps_per_epoch, total_steps)
+    tracker.open(run, progress, plan, splits, total_steps)
 
     # -- training --------------------------------------------------------------------------------
-    fit_batch_size(config, plan, train, wrapped, model, device)
+    fit_batch_size(config, plan, wrapped, model)
     if val is not None and source is None:
         evaluator.try_longest(val)  # what would fail at the first evaluation fails now
-    log.info("training to step %d, %d in an epoch; %s", total_steps, plan.steps_per_epoch, run)
-    monitor.start(loader, tracker)
+    log.info(f"training to step {total_steps}, {plan.steps_per_epoch} in an epoch; {run}")
+    monitor.start(loader)
     stop.ready()  # until here a signal ended this process at once: there was nothing to save
     model.train()
     save_due = False
     while True:
         # Evaluate, save, stop: every rank decides the same.
         stopped = stop.agreed(saver.error or tracker.error)
-        result = None
-        is_best = False
-        with monitor.pause():
+        result, is_best = None, False
+        with monitor.throughput.pause():
             if progress.evaluation_due and val is not None and not stopped:
                 result = evaluator.evaluate(val)
                 stopped = result is None  # asked to stop in it: it is due again after resuming
@@ -135,7 +123,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 score = result.score(config.metric)
                 schedule.evaluated(score)
                 is_best = progress.evaluated(score)
-                tracker.validated(result, progress)
+                tracker.evaluated("val", result)
             every = config.check_replicas_every
             if result is not None or (every and progress.step % every == 0):
                 check_replicas(model)
@@ -175,7 +163,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     if not stopped and saver.has_best():
         optimizer.state.clear()  # makes room for the best weights
         load_weights(model, lambda: read_weights(model, run / "best"))
-    finish(run, config, tracker, evaluator, splits, progress, stopped, began)
+    finish(tracker, evaluator, splits, stopped)
     stop.close()
     tracker.close()
     run_folder.release()

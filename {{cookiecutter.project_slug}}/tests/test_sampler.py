@@ -25,8 +25,8 @@ class Rows:
 def make_plan(rows: int, size: int, world: int = 1, micro: int = 32, **options: object) -> list:
     lengths = np.random.default_rng(0).integers(3, 60, rows)
     return [
-        BatchPlan(Rows(lengths), BatchSizes(size, micro, 0), seed=1, num_replicas=world, rank=rank,
-                  **options)  # type: ignore[arg-type]
+        BatchPlan(Rows(lengths), BatchSizes(size, micro, 0), seed=1,  # type: ignore[arg-type]
+                  num_replicas=world, rank=rank, **options)  # type: ignore[arg-type]
         for rank in range(world)
     ]  # fmt: skip
 

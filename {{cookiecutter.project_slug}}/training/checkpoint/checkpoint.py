@@ -18,21 +18,21 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.settings.errors import UserError
 
 log = logging.getLogger("training")
 FORMAT = 3
 MANIFEST = "manifest.json"
+# safetensors and torch.save have no error type of their own for a disk that fails.
+DISK_ERROR = re.compile(r"os error|file write|writing file")
 
 
 def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, size: int = 0) -> None:
     """Make `folder` by `write`, under a temporary name, flushed to disk, then renamed.
 
-    An existing `folder` is replaced, and is kept under another name until the new one is complete.
-    On any error the temporary folder is removed and the old one is as it was. `size`: about how
-    many bytes it needs. Errors: UserError if the disk is at fault.
+    An existing `folder` is replaced only when the new one is complete. `size`: about how many bytes
+    it needs. Errors: UserError if the disk is at fault.
     """
     writing = folder.with_name(f".writing-{folder.name}")
     old = folder.with_name(f".old-{folder.name}")
@@ -44,27 +44,20 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, siz
         files = {}
         for path in sorted(p for p in writing.rglob("*") if p.is_file()):
             path.chmod(mode)  # safetensors keeps its files for their owner
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            _sync(path)
             name = path.relative_to(writing).as_posix()
-            files[name] = {"size": path.stat().st_size, "sha256": digest}
+            files[name] = {"size": path.stat().st_size, "sha256": _digest(path)}
         manifest = json.dumps({"version": FORMAT, "step": step, "files": files}, indent=1)
-        with (writing / MANIFEST).open("w", encoding="utf-8") as file:
-            file.write(manifest)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folder(writing)
+        (writing / MANIFEST).write_text(manifest, encoding="utf-8")
+        _sync(writing / MANIFEST)
+        _sync(writing)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             os.replace(folder, old)
         os.replace(writing, folder)
-        _sync_folder(folder.parent)
+        _sync(folder.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
-        # safetensors and torch.save have no type of their own for a disk that fails.
-        if not (
-            isinstance(error, OSError) or re.search(r"os error|file write|writing file", str(error))
-        ):
+        if not isinstance(error, OSError) and not DISK_ERROR.search(str(error)):
             raise
         reason = getattr(error, "strerror", None) or str(error)
         if folder.parent.is_dir() and not isinstance(error, PermissionError):
@@ -76,12 +69,18 @@ def write_folder(folder: Path, write: Callable[[Path], None], step: int = 0, siz
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def recover(folder: Path) -> None:
@@ -97,47 +96,13 @@ def recover(folder: Path) -> None:
             os.replace(old, complete)
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    weights: dict[str, torch.Tensor],
-    state: dict[str, Any] | None = None,
-) -> None:
-    """Write the model and tokenizer so that `transformers` loads them, without the network.
-
-    `weights`: those of the model. `state`: the rest of a checkpoint, for `state.pt`.
-    """
-
-    def write(folder: Path) -> None:
-        # A copy of the dict, since save_pretrained empties the one that it is given.
-        model.save_pretrained(folder, state_dict=dict(weights))
-        tokenizer.save_pretrained(folder)
-        if state is not None:
-            torch.save(state, folder / "state.pt")
-
-    size = sum(t.nbytes for t in weights.values())
-    copies = 1 if state is None else 3  # AdamW keeps two values a weight
-    write_folder(folder, write, step, size * copies)
-
-
-def remove_old(checkpoints: Path, keep: int) -> None:
-    """Remove all but the newest `keep`, by number."""
-    for _, old in saved(checkpoints)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def rename_later(checkpoints: Path, step: int) -> None:
-    """Rename checkpoints of later steps, which a run that resumes from `step` will write again.
-
-    They belong to another course of the run, or are damaged; the user may still want them.
-    """
+    """Rename checkpoints of later steps, which a run that resumes from `step` will write again."""
     for number, folder in saved(checkpoints):
         if number > step:
             aside = folder.with_name(f"aside-{time.strftime('%Y%m%d-%H%M%S')}-{folder.name}")
             os.replace(folder, aside)
-            log.warning("resuming from step %d; %s is renamed to %s", step, folder, aside.name)
+            log.warning(f"resuming from step {step}; {folder} is renamed to {aside.name}")
 
 
 def saved(checkpoints: Path) -> list[tuple[int, Path]]:
@@ -162,11 +127,10 @@ def problem_of(folder: Path) -> str | None:
             path = folder / name
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != expected["size"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
-                    return f"{name} has changed since it was written"
+            if (size := path.stat().st_size) != expected["size"]:
+                return f"{name} has {size} bytes instead of {expected['size']}"
+            if _digest(path) != expected["sha256"]:
+                return f"{name} has changed since it was written"
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         return f"{MANIFEST}: {error}"
     return None
@@ -180,15 +144,15 @@ def step_of(folder: Path) -> int:
 def newest(checkpoints: Path) -> Path | None:
     """The newest good checkpoint; damaged ones are skipped with a warning.
 
-    Errors: UserError if there are checkpoints and none is good: silently starting again from step 0
-    would cost the user what the run has learned.
+    Errors: UserError if there are checkpoints and none is good: the run must not silently start
+    again from step 0.
     """
     found = saved(checkpoints)
     for _, folder in reversed(found):
         problem = problem_of(folder)
         if problem is None:
             return folder
-        log.warning("skipping the damaged checkpoint %s: %s", folder, problem)
+        log.warning(f"skipping the damaged checkpoint {folder}: {problem}")
     if found:
         raise UserError(
             f"none of the {len(found)} checkpoints in {checkpoints} can be read; "
@@ -198,10 +162,7 @@ def newest(checkpoints: Path) -> Path | None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The content of `folder`'s state.pt. Only tensors and plain types are ever unpickled.
-
-    Errors: UserError if there is anything else in it.
-    """
+    """The content of state.pt. Errors: UserError if it is more than tensors and plain types."""
     try:
         return torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

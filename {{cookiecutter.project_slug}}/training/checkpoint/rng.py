@@ -27,46 +27,24 @@ class RankRng:
         self.device = device
 
     def state_dict(self) -> dict[str, Any]:
-        """Call on every rank."""
-        return {"ranks": gather(rng_state(self.device))}
+        name, keys, *rest = np.random.get_state()
+        own: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+        own["numpy"] = str(name), np.asarray(keys).tolist(), *rest
+        if self.device.type != "cpu":
+            own["device"] = torch.get_device_module(self.device).get_rng_state(self.device)
+        return {"ranks": gather(own)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved, world_size = state["ranks"], dist.get_world_size()
-        if len(saved) == world_size:
-            set_rng_state(saved[dist.get_rank()], self.device)
-        else:
+        if len(saved) != world_size:
             log.warning(
-                "the run had %d ranks and now has %d: steps have the same rows as before, but "
-                "dropout draws other numbers",
-                len(saved),
-                world_size,
+                f"the run had {len(saved)} ranks and now has {world_size}: steps have the same "
+                "rows as before, but dropout draws other numbers"
             )
-
-
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """This rank's random state, as plain types."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": _bytes(torch.get_rng_state())}
-    name, keys, *rest = np.random.get_state()
-    state["numpy"] = [str(name), np.asarray(keys).tolist(), *rest]
-    if device.type != "cpu":
-        state["device"] = _bytes(torch.get_device_module(device).get_rng_state(device))
-    return state
-
-
-def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore what `rng_state` returned."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))
-    torch.set_rng_state(_tensor(state["torch"]))
-    if device.type != "cpu" and "device" in state:
-        torch.get_device_module(device).set_rng_state(_tensor(state["device"]), device)
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.numpy().tobytes()
-
-
-def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            return
+        own = saved[dist.get_rank()]
+        random.setstate(own["python"])
+        np.random.set_state(own["numpy"])
+        torch.set_rng_state(own["torch"])
+        if self.device.type != "cpu" and "device" in own:
+            torch.get_device_module(self.device).set_rng_state(own["device"], self.device)

@@ -18,27 +18,28 @@ _locks: list[FileLock] = []  # the system frees them when the process ends, howe
 
 
 def choose(config: TrainConfig) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint that it resumes from, if any. Call on every rank.
+    """The run's folder, not created yet, and the checkpoint that it resumes from, if any.
 
-    Nothing is created yet, so a run that cannot start leaves nothing behind. Errors: UserError if
-    the folder cannot be used.
+    Call on every rank. Errors: UserError if the folder cannot be used.
     """
     return on_main(lambda: _choose(config))
 
 
 def _choose(config: TrainConfig) -> tuple[Path, Path | None]:
-    source = None
+    runs_dir, source = Path(config.runs_dir), None
     if config.resume not in ("auto", "never"):
         source = Path(config.resume)
         if not source.is_dir():
             raise UserError(f"--resume {source}: no such folder; give a run or a checkpoint")
     restarted = restart_count() > 0
     if config.run_name is not None:
-        run = Path(config.runs_dir) / config.run_name
+        run = runs_dir / config.run_name
     elif source is not None:  # the run that the checkpoint belongs to
         run = source.parent.parent if source.parent.name == "checkpoints" else source
     else:
-        run = _unused(Path(config.runs_dir) / time.strftime("%Y%m%d-%H%M%S"))
+        now = time.strftime("%Y%m%d-%H%M%S")
+        candidates = [runs_dir / now, *(runs_dir / f"{now}-{n}" for n in range(2, 1000))]
+        run = next(path for path in candidates if not path.exists())
     _check_writable(run)
     if restarted and (own := checkpoint.newest(run / "checkpoints")):
         return run, own  # by --max-restarts: --resume was for the first start
@@ -54,16 +55,9 @@ def _choose(config: TrainConfig) -> tuple[Path, Path | None]:
     return run, found
 
 
-def _unused(path: Path) -> Path:
-    candidates = [path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))]
-    return next(p for p in candidates if not p.exists())
-
-
 def _check_writable(run: Path) -> None:
     """Errors: UserError now, instead of at the first checkpoint."""
-    parent = run
-    while not parent.exists():
-        parent = parent.parent
+    parent = next(path for path in (run, *run.parents) if path.exists())
     if not parent.is_dir():
         raise UserError(f"cannot make the run folder {run}: {parent} is not a folder")
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -76,14 +70,13 @@ def claim(run: Path, source: Path | None, progress: Progress) -> None:
     A run that resumes from another run's checkpoint `source` takes over its best weights, if they
     are still those of `progress.best_step`. Errors: UserError if another process trains there.
     """
-    has_best = on_main(lambda: _claim(run, source, progress.step, progress.best_step))
-    if not has_best:
+    if not on_main(lambda: _claim(run, source, progress)):
         progress.forget_best()
     watchdog.errors_folder = run / "errors"
 
 
-def _claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
-    """Returns whether there are best weights."""
+def _claim(run: Path, source: Path | None, progress: Progress) -> bool:
+    """As `claim`. Returns whether there are best weights."""
     try:
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = FileLock(run / ".lock", blocking=False)
@@ -95,10 +88,10 @@ def _claim(run: Path, source: Path | None, step: int, best_step: int) -> bool:
     _locks.append(lock)
     checkpoint.recover(run)
     checkpoint.recover(run / "checkpoints")
-    checkpoint.rename_later(run / "checkpoints", step)
+    checkpoint.rename_later(run / "checkpoints", progress.step)
     if source is not None and not (run / "best").exists():
         best = source.parent.parent / "best"
-        if checkpoint.problem_of(best) is None and checkpoint.step_of(best) == best_step:
+        if checkpoint.problem_of(best) is None and checkpoint.step_of(best) == progress.best_step:
             shutil.copytree(best, run / "best")
     return (run / "best").exists()
 

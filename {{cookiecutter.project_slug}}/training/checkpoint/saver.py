@@ -1,6 +1,8 @@
 """Saving in the background: the step loop waits for a copy in memory, not for the disk."""
 
+import shutil
 import threading
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,35 +17,33 @@ from training.distributed import watchdog
 from training.distributed.full_state import full_weights
 from training.distributed.ranks import on_main
 
+Weights = dict[str, Tensor]
+State = dict[str, Any]
 
+
+@dataclass
 class Saver:
     """Writes a run's checkpoints and best weights, one at a time. Call it on every rank.
 
-    The main process writes, in a thread. torch.distributed.checkpoint's asynchronous save would
-    write shards; here one file in Hugging Face form is wanted, whatever the number of ranks.
+    The main process writes, in a thread: one file in Hugging Face form. The asynchronous save of
+    torch.distributed.checkpoint would write shards.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        state: TrainState,
-        keep: int,
-    ) -> None:
-        self.run, self.model, self.tokenizer = run, model, tokenizer
-        self.state, self.keep = state, keep
-        self.saved_step = state.progress.step  # a resumed run has the checkpoint of its first step
-        self.error: Exception | None = None  # of the write in the background
-        self._thread: threading.Thread | None = None
-        self._buffers: dict[str, Tensor] = {}
+    run: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    state: TrainState
+    keep: int  # checkpoints
+    error: Exception | None = None  # of the write in the background
+    _thread: threading.Thread | None = None
+    _buffers: Weights = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.saved_step = self.state.progress.step  # a resumed run has that checkpoint
 
     def save(self, is_best: bool, is_last: bool) -> None:
-        """Begin to write a checkpoint, and if it is the best, `best/`; wait for the one before.
-
-        The last one of a run is written at once, without a copy. Errors: UserError if the one
-        before could not be written.
-        """
+        """Begin to write a checkpoint, and if it is the best, `best/`. The last one of a run is
+        written at once. Errors: UserError if the one before could not be written."""
         step = self.state.progress.step
         watchdog.report("saving", step)
         weights, state = full_weights(self.model), self.state.state_dict()
@@ -59,19 +59,13 @@ class Saver:
         on_main(self._wait)
 
     def _save(
-        self,
-        step: int,
-        weights: dict[str, Tensor],
-        state: dict[str, Any],
-        is_best: bool,
-        is_last: bool,
+        self, step: int, weights: Weights, state: State, is_best: bool, is_last: bool
     ) -> None:
         self._wait()
         if is_last:
             self._write(step, weights, state, is_best)
             return
-        weights = self._copied(weights, "model", {})
-        state = self._copied(state, "state", {})
+        weights, state = self._copied(weights, "model", {}), self._copied(state, "state", {})
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # until the copies are complete
         arguments = step, weights, state, is_best
@@ -85,20 +79,31 @@ class Saver:
         if self.error is not None:
             raise self.error
 
-    def _write(
-        self, step: int, weights: dict[str, Tensor], state: dict[str, Any], is_best: bool
-    ) -> None:
+    def _write(self, step: int, weights: Weights, state: State, is_best: bool) -> None:
         """best/ comes first: the checkpoint says that its weights are the best so far."""
-        write = partial(
-            checkpoint.save, step=step, model=self.model, tokenizer=self.tokenizer, weights=weights
-        )
+        checkpoints = self.run / "checkpoints"
         try:
             if is_best:
-                write(self.run / "best")
-            write(self.run / "checkpoints" / f"step-{step:08d}", state=state)
-            checkpoint.remove_old(self.run / "checkpoints", self.keep)
+                self._write_folder(self.run / "best", step, weights, None)
+            self._write_folder(checkpoints / f"step-{step:08d}", step, weights, state)
+            for _, old in checkpoint.saved(checkpoints)[: -self.keep]:
+                shutil.rmtree(old, ignore_errors=True)
         except Exception as error:
             self.error = error
+
+    def _write_folder(self, folder: Path, step: int, weights: Weights, state: State | None) -> None:
+        """The model and tokenizer as `transformers` loads them, and the rest of a checkpoint."""
+
+        def write(folder: Path) -> None:
+            # A copy of the dict, since save_pretrained empties the one that it is given.
+            self.model.save_pretrained(folder, state_dict=dict(weights))
+            self.tokenizer.save_pretrained(folder)
+            if state is not None:
+                torch.save(state, folder / "state.pt")
+
+        size = sum(t.nbytes for t in weights.values())
+        copies = 1 if state is None else 3  # AdamW keeps two values a weight
+        checkpoint.write_folder(folder, write, step, size * copies)
 
     def _copied(self, value: Any, name: str, seen: dict[Any, Tensor]) -> Any:
         """A copy of nested dicts and lists; tensors go to memory that is used again each time.
@@ -118,6 +123,5 @@ class Saver:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
             buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
-            self._buffers[name] = buffer
-        seen[key] = buffer.copy_(value.detach(), non_blocking=pinned)
+        self._buffers[name] = seen[key] = buffer.copy_(value.detach(), non_blocking=pinned)
         return buffer

@@ -3,10 +3,12 @@
 import logging
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from training.checkpoint import checkpoint
@@ -45,7 +47,7 @@ class Progress:
         return False
 
     def forget_best(self) -> None:
-        """The best weights are not to be had: the next evaluation finds new ones."""
+        """Call where the best weights are gone: the next evaluation finds new ones."""
         self.best_score, self.best_step = -math.inf, 0
 
     def should_stop_early(self, patience: int) -> bool:
@@ -56,29 +58,21 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-
-
-class Stateful(Protocol):
-    """An optimizer, a schedule, ...: anything with a state that a run resumes with."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+        vars(self).update(state)
 
 
 class TrainState:
-    """All of a run's state but the weights. To keep something new, name it as one more part.
+    """All of a run's state but the weights. To keep something new, add it to the `parts`.
 
     `settings`: what a resumed run must have in common with the run that it continues.
     """
 
     def __init__(
-        self, settings: dict[str, Any], model: nn.Module, progress: Progress, **parts: Any
+        self, settings: dict[str, Any], model: nn.Module, progress: Progress, parts: dict[str, Any]
     ) -> None:
         self.settings, self.progress = settings, progress
-        device = next(model.parameters()).device
-        self.parts: dict[str, Stateful] = {"progress": progress, "rng": RankRng(device)}
+        rng = RankRng(next(model.parameters()).device)
+        self.parts: dict[str, Stateful] = {"progress": progress, "rng": rng}
         for name, part in parts.items():
             is_optimizer = isinstance(part, Optimizer)
             self.parts[name] = FullOptimizerState(model, part) if is_optimizer else part
@@ -93,42 +87,35 @@ class TrainState:
 
         Errors: UserError if the run would learn something else, unless `resume_anyway`.
         """
-        saved: dict[str, Any] = {}
+        saved: dict[str, Any] = {}  # empty but on the main process
         on_main(lambda: saved.update(checkpoint.load_state(source)))
-        settings = on_main(lambda: saved["settings"])
+        settings, names = on_main(lambda: (saved["settings"], list(saved)))
         check_same_run(settings, self.settings, resume_anyway)
-        missing = on_main(lambda: [name for name in self.parts if name not in saved])
+        missing = [name for name in self.parts if name not in names]
         if missing and not resume_anyway:
             raise UserError(
                 f"{source} was written without {', '.join(missing)}; resume with the code that "
                 "wrote it, or begin with a fresh one by --resume-anyway"
             )
-        for name in [name for name in self.parts if name not in missing]:
-            self._restore_part(self.parts[name], saved.get(name, {}))
+        for name, part in self.parts.items():
+            if isinstance(part, FullOptimizerState) and name in names:
+                part.load_state_dict(saved.get(name, {}))  # large: it is sent tensor by tensor
+            elif state := on_main(partial(saved.get, name)):  # empty for a scaler not in use
+                part.load_state_dict(state)
         batch, now = settings["global_batch_size"], self.settings["global_batch_size"]
         if batch != now:  # continue the epoch at about the row where it was
             self.progress.step_in_epoch = self.progress.step_in_epoch * batch // now
-        log.info("resuming after step %d from %s", self.progress.step, source)
-
-    def _restore_part(self, part: Stateful, state: dict[str, Any]) -> None:
-        """`state` is read on the main process only."""
-        if isinstance(part, FullOptimizerState):  # large: it is sent tensor by tensor
-            part.load_state_dict(state)
-        elif on_main(lambda: bool(state)):  # a scaler that was not in use has an empty state
-            part.load_state_dict(on_main(lambda: state))
+        log.info(f"resuming after step {self.progress.step} from {source}")
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], resume_anyway: bool) -> None:
     """Errors: UserError if settings differ that change what is learned, unless `resume_anyway`."""
     if saved["total_steps"] != now["total_steps"]:
         log.warning(
-            "the schedule was made for %d steps and now is for %d: the learning rate continues as "
-            "the new schedule has it",
-            saved["total_steps"],
-            now["total_steps"],
+            f"the schedule was made for {saved['total_steps']} steps and now is for "
+            f"{now['total_steps']}: the learning rate continues as the new schedule has it"
         )
-        saved = saved | {"total_steps": now["total_steps"]}
-    different = [name for name in now if _as_list(saved.get(name)) != _as_list(now[name])]
+    different = [n for n in now if n != "total_steps" and saved.get(n) != now[n]]
     if not different:
         return
     changes = "; ".join(f"{name} was {saved.get(name)!r}, now {now[name]!r}" for name in different)
@@ -137,8 +124,4 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], resume_anyway: bo
             f"this run cannot be resumed with other settings: {changes:.500}; give another "
             "--run-name to start a new one, or insist with --resume-anyway"
         )
-    log.warning("resumed anyway; rows may come twice or never in this epoch: %s", changes)
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    log.warning(f"resumed anyway; rows may come twice or never in this epoch: {changes}")

@@ -1,8 +1,6 @@
 """One optimizer step: a global batch, its loss, the update, and the evaluation of what came of it.
 
 Imports `settings/`, `distributed/` and `dataset/`. Nothing here writes files or logs metrics.
-
 Read first: `batch_plan.py` (which rows make up a step, and which rank computes which of them),
-then `loss.py` and `optimizer.py`. `evaluation.py` is exact over any number of ranks.
-`auto_batch_size.py` and `compile.py` serve a flag each.
+then `loss.py` and `optimizer.py`. `auto_batch_size.py` and `compile.py` serve a flag each.
 """

@@ -6,13 +6,12 @@ micro-batches are accumulated.
 
 import gc
 import logging
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from training.dataset.token_store import TokenStore
+from training.dataset.token_store import Batch, TokenStore
 from training.distributed.ranks import reduce_tensor
 from training.distributed.wrap import gradient_sync
 from training.settings.config import AUTO, TrainConfig
@@ -21,55 +20,41 @@ from training.step.batch_plan import BatchPlan
 log = logging.getLogger("training")
 
 
-class LongestRows(NamedTuple):
-    """What to ask a TokenStore for."""
-
-    rows: np.ndarray
-    weight: np.ndarray
-    length: int = 0
-
-
 def fit_batch_size(
-    config: TrainConfig,
-    plan: BatchPlan,
-    store: TokenStore,
-    wrapped: nn.Module,
-    model: nn.Module,
-    device: torch.device,
+    config: TrainConfig, plan: BatchPlan, wrapped: nn.Module, model: nn.Module
 ) -> None:
-    """Halve the plan's batch size until one of the longest rows fits, on every rank.
+    """With `--batch-size auto`, halve the plan's until one of the longest rows fits, on every rank.
 
-    Random numbers are left as they were. With a batch size that is set it does nothing.
-    Errors: UserError if not even one row fits.
+    Random numbers are left as they were. Errors: UserError if not even one row fits.
     """
     if config.batch_size != AUTO:
         return
-    rows = store.by_length()
+    rows, device = plan.store.by_length(), next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]
-    kind = "cuda" if device.type == "cpu" else device.type
-    with torch.random.fork_rng(devices, device_type=kind):
-        while _runs_out_of_memory(rows[-plan.sizes.batch_size :], store, wrapped, model, device):
+    with torch.random.fork_rng(devices, device_type=device.type):
+        while _runs_out_of_memory(rows[-plan.sizes.batch_size :], plan.store, wrapped, model):
             plan.halve()
+    sizes = plan.sizes
     log.info(
-        "batch_size auto: %d rows at a time fit, with %d accumulation steps",
-        plan.sizes.batch_size,
-        plan.sizes.gradient_accumulation_steps,
+        f"batch_size auto: {sizes.batch_size} rows at a time fit, with "
+        f"{sizes.gradient_accumulation_steps} accumulation steps"
     )
 
 
 def _runs_out_of_memory(
-    rows: np.ndarray, store: TokenStore, wrapped: nn.Module, model: nn.Module, device: torch.device
+    rows: np.ndarray, store: TokenStore, wrapped: nn.Module, model: nn.Module
 ) -> bool:
     """Whether a forward and backward of `rows` runs out of memory on any rank."""
-    batch = store[LongestRows(rows, np.ones(len(rows)))].to(device)
+    labels = torch.from_numpy(store.label_ids(rows).astype(np.int64))
+    batch = Batch(store.inputs(rows), labels, torch.ones(len(rows)), plan=None)
+    batch = batch.to(next(model.parameters()).device)
     ran_out = False
     try:
         with gradient_sync(wrapped, model, ends_step=False):
             wrapped(batch.inputs, batch.labels, batch.weight).sum().backward()
     except torch.OutOfMemoryError:
         ran_out = True
-    for parameter in model.parameters():
-        parameter.grad = None
+    model.zero_grad()
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.memory.empty_cache()

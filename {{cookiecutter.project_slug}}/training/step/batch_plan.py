@@ -1,16 +1,13 @@
 """The batch plan: which rows make up each optimizer step, and which rank computes which of them.
 
-The order of an epoch depends only on (seed, epoch). Ranks, micro-batches and accumulation are ways
-to compute a global batch, so the plan first cuts global batches and then deals them to ranks.
-
-Memory does not grow with the number of rows: the order is computed window by window, from a
-permutation that gives any position directly. A resumed run computes its window and continues.
+The order of an epoch depends only on (seed, epoch): the plan first cuts global batches, then deals
+them to ranks. Memory does not grow with the number of rows: the order is computed window by window,
+from a permutation that gives any position directly.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch.distributed as dist
@@ -26,15 +23,6 @@ from training.step.loss import row_weight
 
 WINDOW = 64  # global batches in which rows are sorted by length
 ROUNDS = 6  # of the permutation's mixing, an even number
-
-
-class Rows(Protocol):
-    """What the plan needs to know about the training rows."""
-
-    def __len__(self) -> int: ...
-
-    def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of each of `rows`: (n,) -> (n,)."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +73,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
 class BatchPlan(DistributedSampler[MicroBatch]):
     """Deals global batches to ranks, one micro-batch at a time.
 
-    Use it as `DataLoader(store, sampler=plan, batch_size=None)` and call `set_epoch` before each
-    epoch. `row_weight` gives the loss weights of rows, e.g. of their classes: (n,) -> (n,).
+    Call `set_epoch` before each epoch. `row_weight` gives the loss weights of rows: (n,) -> (n,).
     `lengths`, ascending: pad each micro-batch to one of these, and fill it up to its full number of
     rows. Without it a micro-batch is padded to its longest row.
     """
 
     def __init__(
         self,
-        store: Rows,
+        store: TokenStore,
         sizes: BatchSizes,
         *,
         seed: int,
@@ -108,11 +95,9 @@ class BatchPlan(DistributedSampler[MicroBatch]):
                 f"{len(store)} rows do not fill one step of global_batch_size "
                 f"{sizes.global_batch_size}; lower it or add data"
             )
-        super().__init__(store, num_replicas, rank, seed=seed)  # type: ignore[arg-type]
-        self.store = store
-        self.sizes = sizes
+        super().__init__(store, num_replicas, rank, seed=seed)
+        self.store, self.sizes, self.lengths = store, sizes, lengths
         self.group_by_length = group_by_length
-        self.lengths = lengths
         self.row_weight = row_weight or (lambda rows: np.ones(len(rows)))
         self.steps_per_epoch = math.ceil(len(store) / sizes.global_batch_size)
         self.first_step = 0
@@ -124,10 +109,9 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         self.first_step = first_step
 
     def evaluation_steps(self, per_epoch: int) -> set[int]:
-        """Where in an epoch to evaluate, as `Progress.step_in_epoch` counts: evenly spaced steps,
-        the last of them the epoch's end, which is step 0 of the next epoch."""
-        ends = (-(-self.steps_per_epoch * i // per_epoch) for i in range(1, per_epoch + 1))
-        return {end % self.steps_per_epoch for end in ends}
+        """Where in an epoch to evaluate, evenly spaced; its end is step 0 of the next epoch."""
+        steps = self.steps_per_epoch
+        return {-(-steps * i // per_epoch) % steps for i in range(1, per_epoch + 1)}
 
     def halve(self) -> None:
         """Halve the batch size, from the next `__iter__` on. Errors: UserError if it is 1."""
@@ -167,16 +151,13 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         n, size = len(self.store), self.sizes.global_batch_size
         first, last = window * WINDOW * size, min(n, (window + 1) * WINDOW * size)
         rows = shuffled(np.arange(first, last), n, (self.seed, epoch))
-        whole = len(rows) // size * size
-        rows, short = rows[:whole], rows[whole:]  # the short batch: random rows, and last
+        count = len(rows) // size
+        rows, short = rows[: count * size], rows[count * size :]  # the short batch: random, last
         if self.group_by_length:
-            rows = self._by_length(rows)  # and with that every batch of them
-        batches = [rows[i : i + size] for i in range(0, whole, size)]
-        if self.group_by_length:
-            order = shuffled(np.arange(len(batches)), len(batches), (self.seed, epoch, window + 1))
-            batches = [batches[i] for i in order]
+            order = shuffled(np.arange(count), count, (self.seed, epoch, window + 1))
+            batches = list(self._by_length(rows).reshape(count, size)[order])
         else:
-            batches = [self._by_length(batch) for batch in batches]
+            batches = [self._by_length(batch) for batch in rows.reshape(count, size)]
         return [*batches, self._by_length(short)] if len(short) else batches
 
     def _by_length(self, rows: np.ndarray) -> np.ndarray:
@@ -199,30 +180,20 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         if self.lengths is not None:
             padded = self.lengths[np.searchsorted(self.lengths, padded)]
             fill[:] = self.sizes.batch_size
-        weight_sum, tokens = float(weight.sum()), int(lengths.sum())
-        padded_tokens = int((fill * padded).sum())
+        of_step = float(weight.sum()), len(rows), int(lengths.sum()), int((fill * padded).sum())
         for share in range(self.rank, count, ranks):
             own, fillers = slice(bounds[share], bounds[share + 1]), fill[share] - sizes[share]
-            yield MicroBatch(
-                rows=np.append(rows[own], rows[:1].repeat(fillers)),
-                weight=np.append(weight[own], np.zeros(fillers)),
-                ends_step=share + ranks >= count,
-                length=int(padded[share]),
-                weight_sum=weight_sum,
-                step_rows=len(rows),
-                step_tokens=tokens,
-                step_padded_tokens=padded_tokens,
-            )
+            own_rows = np.append(rows[own], rows[:1].repeat(fillers))
+            own_weight = np.append(weight[own], np.zeros(fillers))
+            ends_step = share + ranks >= count
+            yield MicroBatch(own_rows, own_weight, ends_step, int(padded[share]), *of_step)
 
 
 def build_plan(config: TrainConfig, train: TokenStore) -> BatchPlan:
     """The plan of a run on all ranks. Errors: UserError if the batch sizes do not agree."""
-    replicas = num_replicas(config.strategy)
+    sizes = batch_sizes(config, dist.get_world_size(), num_replicas(config.strategy))
+    grouped, weight = config.group_by_length, row_weight(config, train)
+    lengths = choose_lengths(train) if config.compile else None
     return BatchPlan(
-        train,
-        batch_sizes(config, dist.get_world_size(), replicas),
-        seed=config.seed,
-        group_by_length=config.group_by_length,
-        row_weight=row_weight(config, train),
-        lengths=choose_lengths(train) if config.compile else None,
+        train, sizes, seed=config.seed, group_by_length=grouped, row_weight=weight, lengths=lengths
     )

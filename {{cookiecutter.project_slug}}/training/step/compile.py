@@ -1,9 +1,8 @@
 """Faster or repeatable kernels: `--compile`, `--deterministic` and `--precision tf32`.
 
-PyTorch compiles for the first shape that it sees, and for any length when a second one comes. What
-else it assumes of a shape makes it compile again, which takes seconds in the middle of a run. So
-with `--compile` all batches have the full number of rows (some may be fillers), and are padded to
-one of at most NUM_LENGTHS lengths, which the training rows choose.
+PyTorch compiles again, for seconds, when a shape is not as it assumed. So with `--compile` all
+batches have the full number of rows (some may be fillers), and are padded to one of at most
+NUM_LENGTHS lengths, which the training rows choose.
 """
 
 import logging
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from training.dataset.token_store import ROWS_AT_A_TIME, TokenStore
 from training.settings.config import TrainConfig
@@ -23,10 +21,7 @@ FINEST = 512  # lengths are told apart this finely; a finer search takes long an
 
 
 def choose_kernels(config: TrainConfig) -> None:
-    """Call before anything is computed.
-
-    With `--deterministic`, PyTorch refuses an operation that has no such kernel on this device.
-    """
+    """Call first. With `--deterministic`, PyTorch refuses operations without such a kernel."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
         torch.use_deterministic_algorithms(True)
@@ -38,20 +33,16 @@ def choose_kernels(config: TrainConfig) -> None:
 def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:
     """At most `most` lengths to pad rows to, with the least padding: ascending, (lengths,).
 
-    Solved by dynamic programming over the histogram of lengths. Quantiles would be shorter, and pad
-    two to five times as much on rows of uneven length.
+    By dynamic programming: quantiles pad two to five times as much on rows of uneven length.
     """
-    counts = np.zeros(1, np.int64)
-    for begin in range(0, len(store), ROWS_AT_A_TIME):
-        histogram = np.bincount(
-            store.lengths(slice(begin, begin + ROWS_AT_A_TIME)), minlength=len(counts)
-        )
-        histogram[: len(counts)] += counts
-        counts = histogram
-    longest = len(counts) - 1
+    parts = [slice(i, i + ROWS_AT_A_TIME) for i in range(0, len(store), ROWS_AT_A_TIME)]
+    longest = max(int(store.lengths(part).max()) for part in parts)
+    histogram = np.zeros(longest + 1)  # rows of each length
+    for part in parts:
+        histogram += np.bincount(store.lengths(part), minlength=longest + 1)
     unit = -(-longest // FINEST)
-    rounded = np.minimum(-(-np.arange(len(counts)) // unit) * unit, longest)
-    counts = np.bincount(rounded, weights=counts)
+    rounded = np.minimum(-(-np.arange(longest + 1) // unit) * unit, longest)
+    counts = np.bincount(rounded, weights=histogram)
     sizes = np.flatnonzero(counts)
     rows = np.cumsum(counts[sizes])
     # tokens[j]: the fewest to compute for all rows of at most sizes[j]; with one length, then more.
@@ -70,21 +61,15 @@ def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:
 
 
 class CompileCounter:
-    """torch.compile's default backend, which also counts the graphs that it is given.
-
-    A step is one graph, or with DDP one for each bucket of gradients.
-    """
+    """torch.compile's default backend, which also counts graphs: one a step, or with DDP one for
+    each bucket of gradients."""
 
     def __init__(self) -> None:
         self.graphs = 0
-
-    def compile(self, module: nn.Module) -> None:
-        """Compile the forward of `module` in place; modules inside it stay callable as they are."""
-        module.compile(backend=self, dynamic=None)
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         from torch._dynamo import lookup_backend  # takes seconds to import
 
         self.graphs += 1
-        log.info("torch.compile: compiling graph %d", self.graphs)
+        log.info(f"torch.compile: compiling graph {self.graphs}")
         return lookup_backend("inductor")(graph, inputs)

@@ -18,15 +18,17 @@ from training.distributed import watchdog
 from training.distributed.ranks import is_main, on_main
 from training.step.loss import check_logits
 
+Arrays = list[np.ndarray]
+
 
 @dataclass
 class Evaluation:
-    """Metrics on every rank; rows and their logits on the main process only."""
+    """Metrics on every rank; truth and logits on the main process only, elsewhere None."""
 
     metrics: dict[str, float]
     labels: list[str]
-    logits: np.ndarray | None = None  # (rows, num_labels)
-    truth: np.ndarray | None = None  # (rows,) label ids, or (rows, num_labels) of 0 and 1
+    logits: Any  # array (rows, num_labels)
+    truth: Any  # array (rows,) of label ids, or (rows, num_labels) of 0 and 1
 
     def score(self, metric: str) -> float:
         """The metric with higher values better; NaN if the loss is not finite."""
@@ -36,113 +38,84 @@ class Evaluation:
 
     def probabilities(self) -> np.ndarray:
         """(rows, num_labels)"""
-        assert self.logits is not None and self.truth is not None
         return probabilities(self.logits, multi_label=self.truth.ndim == 2)
 
     def predicted(self) -> np.ndarray:
         """Shaped as `truth`: (rows,), or (rows, num_labels) of 0 and 1."""
-        assert self.logits is not None and self.truth is not None
         return predictions(self.logits, multi_label=self.truth.ndim == 2)
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates the unwrapped `model` on all ranks, `batch_size` rows at a time.
-
-    `should_stop` is asked before each batch, on all ranks alike.
-    """
+    """Evaluates the unwrapped `model` on all ranks, `batch_size` rows at a time."""
 
     model: nn.Module
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
     batch_size: int
-    should_stop: Callable[[], bool] = lambda: False
+    should_stop: Callable[[], bool] = lambda: False  # asked before each batch, on all ranks alike
 
     def try_longest(self, store: TokenStore) -> None:
         """One batch of the longest rows, to see that evaluation works at all."""
-        with torch.no_grad(), _evaluation_mode(self.model):
+        with _inference(self.model):
             self._logits(store, store.by_length()[-self.batch_size :])
 
     def evaluate(self, store: TokenStore, description: str = "evaluating") -> Evaluation | None:
         """Metrics over all rows of `store`; None if a stop was asked for meanwhile."""
-        batches = self._batches(store)
-        own_logits = self._own_logits(store, batches, description)
+        # Batches are cut by length, whatever the number of ranks: a row always has the same
+        # neighbors and the same padding, so its logits are bit-identical.
+        order, world_size = store.by_length(), dist.get_world_size()
+        batches = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        with _inference(self.model):
+            own_logits = self._own_logits(store, batches, description)
         if own_logits is None:
             return None
-        logits = self._gather(own_logits, store, batches)
-        truth = store.label_ids().astype(np.int64) if logits is not None else None
+        shares: list[Any] | None = [None] * world_size if is_main() else None
+        dist.gather_object(own_logits, shares)
+        logits = truth = None
+        if shares is not None:
+            truth = store.label_ids().astype(np.int64)
+            logits = np.empty((len(store), len(store.labels)), own_logits[0].dtype)
+            for rank, share in enumerate(shares):
+                for rows, part in zip(batches[rank::world_size], share, strict=True):
+                    logits[rows] = part
         metrics = on_main(lambda: compute_metrics(logits, truth))
         return Evaluation(metrics, store.labels, logits, truth)
 
-    def _batches(self, store: TokenStore) -> list[np.ndarray]:
-        """Batches are cut by length, whatever the number of ranks: a row always has the same
-        neighbors and the same padding, so its logits are bit-identical."""
-        order = store.by_length()
-        return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+    def _own_logits(self, store: TokenStore, batches: Arrays, description: str) -> Arrays | None:
+        """Logits of this rank's batches: whole batches go to ranks in turn."""
+        own, logits = batches[dist.get_rank() :: dist.get_world_size()], []
+        longest_share = len(batches[:: dist.get_world_size()])  # all ranks ask equally often
+        hidden = None if is_main() else True  # None: hidden if the output is not a terminal
+        for i in tqdm(range(longest_share), description, leave=False, disable=hidden):
+            if self.should_stop():
+                return None
+            if i < len(own):
+                shape = len(own[i]), int(store.lengths(own[i]).max())
+                watchdog.report(description, i + 1, shape)
+                logits.append(self._logits(store, own[i]))
+            elif isinstance(self.model, FSDPModule):
+                self._logits(store, batches[0])  # each forward needs every rank's shards
+        watchdog.report(f"the end of {description}")
+        dtype = next(self.model.parameters()).dtype  # NumPy has no bf16
+        return [part.to("cpu", dtype).numpy() for part in logits]
 
     def _logits(self, store: TokenStore, rows: np.ndarray) -> torch.Tensor:
         """(rows, num_labels)"""
-        inputs = store.inputs(rows)
-        on_device = {k: v.to(self.device, non_blocking=True) for k, v in inputs.items()}
+        inputs = {k: v.to(self.device, non_blocking=True) for k, v in store.inputs(rows).items()}
         with self.autocast():
-            logits = self.model(**on_device).logits
+            logits = self.model(**inputs).logits
         check_logits(logits, len(rows), len(store.labels))
         return logits
 
-    @torch.no_grad()
-    def _own_logits(
-        self, store: TokenStore, batches: list[np.ndarray], description: str
-    ) -> list[torch.Tensor] | None:
-        """Logits of this rank's batches: whole batches go to ranks in turn."""
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        own, logits = batches[rank::world_size], []
-        longest_share = len(batches[::world_size])  # all ranks ask equally often whether to stop
-        hidden = None if is_main() else True  # None: hidden if the output is no terminal
-        with _evaluation_mode(self.model):
-            for i in tqdm(range(longest_share), description, leave=False, disable=hidden):
-                if self.should_stop():
-                    return None
-                if i < len(own):
-                    shape = len(own[i]), int(store.lengths(own[i]).max())
-                    watchdog.report(description, i + 1, shape)
-                    logits.append(self._logits(store, own[i]))
-                elif isinstance(self.model, FSDPModule):
-                    self._logits(store, batches[0])  # each forward needs every rank's shards
-        watchdog.report(f"the end of {description}")
-        return logits
-
-    def _gather(
-        self, own_logits: list[torch.Tensor], store: TokenStore, batches: list[np.ndarray]
-    ) -> np.ndarray | None:
-        """Logits in row order, (rows, num_labels), on the main process; None elsewhere."""
-        world_size = dist.get_world_size()
-        dtype = next(self.model.parameters()).dtype
-        # Every rank sends the same number of rows; the main process knows how many are real.
-        padded_rows = len(batches[::world_size]) * self.batch_size
-        sent = torch.zeros(padded_rows, len(store.labels), dtype=dtype)
-        if own_logits:
-            local = torch.cat(own_logits).to("cpu", dtype)
-            sent[: len(local)] = local
-        received = [torch.empty_like(sent) for _ in range(world_size)] if is_main() else None
-        dist.gather(sent, received, dst=0)
-        if received is None:
-            return None
-        all_logits = np.empty((len(store), len(store.labels)), sent.numpy().dtype)
-        for rank, part in enumerate(received):
-            rows = np.concatenate(batches[rank::world_size] or [np.empty(0, np.int64)])
-            all_logits[rows] = part[: len(rows)].numpy()
-        return all_logits
-
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off, and afterwards restore the mode that the model was in."""
-    was_training = model.training
+def _inference(model: nn.Module) -> Iterator[None]:
+    """No dropout and no gradients; afterwards the model is in training mode."""
     model.eval()
-    try:
+    with torch.no_grad():
         yield
-    finally:
-        model.train(was_training)
+    model.train()
 
 
 # -- logits to metrics ---------------------------------------------------------------------------
@@ -176,17 +149,16 @@ def compute_metrics(logits: Any, truth: Any) -> dict[str, float]:
 
     predicted = predictions(logits, multi_label=truth.ndim == 2)
     counts = sk.multilabel_confusion_matrix(truth, predicted)  # (classes, 2, 2)
-    true_positives, positives = counts[:, 1, 1], counts[:, 1].sum(axis=1)
+    twice_right, positives = 2 * counts[:, 1, 1], counts[:, 1].sum(axis=1)
     errors = counts[:, 0, 1] + counts[:, 1, 0]
-    f1 = 2 * true_positives / np.maximum(2 * true_positives + errors, 1)  # (classes,)
+    f1 = twice_right / np.maximum(twice_right + errors, 1)  # (classes,)
+    micro_f1 = twice_right.sum() / max((twice_right + errors).sum(), 1)
     return {
         "loss": float(row_losses(logits, truth).mean()),
         "accuracy": float(sk.accuracy_score(truth, predicted)),
         "macro_f1": float(f1.mean()),
         "weighted_f1": float((f1 * positives).sum() / max(positives.sum(), 1)),
-        "micro_f1": float(
-            2 * true_positives.sum() / max(2 * true_positives.sum() + errors.sum(), 1)
-        ),
+        "micro_f1": float(micro_f1),
         "rows": len(truth),
     }
 
@@ -195,29 +167,24 @@ def confusion(result: Evaluation) -> np.ndarray:
     """Rows of true label i that were given label j: (num_labels, num_labels)."""
     from sklearn import metrics as sk
 
-    return sk.confusion_matrix(
-        result.truth, result.predicted(), labels=np.arange(len(result.labels))
-    )
+    return sk.confusion_matrix(result.truth, result.predicted(), labels=range(len(result.labels)))
 
 
 def report(result: Evaluation) -> str:
     """Precision, recall, F1 and support of every class, and the confusion matrix, as text."""
     from sklearn import metrics as sk
 
+    names, ids = result.labels, range(len(result.labels))
     text = sk.classification_report(
-        result.truth,
-        result.predicted(),
-        labels=np.arange(len(result.labels)),
-        target_names=result.labels,
-        digits=3,
-        zero_division=0,
+        result.truth, result.predicted(), labels=ids, target_names=names, digits=3, zero_division=0
     )
-    if result.truth is None or result.truth.ndim == 2:
+    if result.truth.ndim == 2:
         return text
-    matrix = confusion(result)
-    width = max(5, *(len(str(n)) + 1 for n in matrix.max(axis=0)))
-    names = max(map(len, result.labels))
-    lines = ["confusion matrix: a row per true label, a column per predicted label, in this order"]
-    for label, counts in zip(result.labels, matrix, strict=True):
-        lines.append(f"{label:>{names}} " + "".join(f"{n or '.':>{width}}" for n in counts))
-    return f"{text}\n" + "\n".join(lines) + "\n"
+    matrix, name_width = confusion(result), max(map(len, names))
+    width = max(5, len(str(matrix.max())) + 1)
+    title = "confusion matrix: a row per true label, a column per predicted label, in this order"
+    text += f"\n{title}\n"
+    for name, counts in zip(names, matrix, strict=True):
+        cells = "".join(f"{count or '.':>{width}}" for count in counts)
+        text += f"{name:>{name_width}} {cells}\n"
+    return text

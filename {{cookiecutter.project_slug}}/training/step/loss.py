@@ -15,6 +15,8 @@ from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 from training.step.compile import CompileCounter
 
+RowLoss = Callable[..., Tensor]
+
 
 class ModelWithLoss(nn.Module):
     """What a step calls. Inputs, labels, weight: (batch, ...) -> weighted sum of losses, (1,).
@@ -24,20 +26,15 @@ class ModelWithLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_per_row: Callable[..., Tensor],
-        num_labels: int,
-        config: TrainConfig,
-        device: torch.device,
+        self, model: nn.Module, loss_per_row: RowLoss, num_labels: int, config: TrainConfig
     ) -> None:
         super().__init__()
         self.model, self.loss_per_row, self.num_labels = model, loss_per_row, num_labels
         self.label_smoothing = config.label_smoothing
-        self.autocast = make_autocast(device, config.precision)
+        self.autocast = make_autocast(next(model.parameters()).device, config.precision)
         self.compile_counter = CompileCounter() if config.compile else None
-        if self.compile_counter is not None:
-            self.compile_counter.compile(self)  # evaluations call the model as it is
+        if self.compile_counter is not None:  # in place; evaluations call the model as it is
+            self.compile(backend=self.compile_counter)
 
     def forward(self, inputs: dict[str, Tensor], labels: Tensor, weight: Tensor) -> Tensor:
         with self.autocast():
@@ -74,11 +71,7 @@ def check_logits(logits: Tensor, rows: int, num_labels: int) -> None:
 
 
 def row_weight(config: TrainConfig, train: TokenStore) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from row numbers to their weights, (n,) -> (n,) float64.
-
-    The weighted mean is taken over the whole global batch, by the sum of its weights, so it is the
-    same for any number of ranks.
-    """
+    """A function from row numbers to the weights of their losses, (n,) -> (n,) float64."""
     if config.class_weights == "none":
         return lambda rows: np.ones(len(rows))
     weights = class_weights(config.class_weights, train.labels, train.label_counts())

@@ -22,13 +22,11 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     A group may have an `lr` of its own, the peak of its schedule, and a `name` for the log.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim >= 2]
-    vectors = [p for p in trained if p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"name": "decay", "params": matrices, "weight_decay": config.weight_decay},
-        {"name": "no_decay", "params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, fused=True)
+    matrices, vectors = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
+    decay = {"name": "decay", "params": matrices, "weight_decay": config.weight_decay}
+    no_decay = {"name": "no_decay", "params": vectors, "weight_decay": 0.0}
+    groups = [group for group in (decay, no_decay) if group["params"]]
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
@@ -71,13 +69,9 @@ class Schedule:
     with a learning rate of 0. `plateau` stays at the peak until `evaluated` sees no better score.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, kind: str, total_steps: int, warmup_ratio: float = 0.0
-    ) -> None:
-        self.optimizer = optimizer
-        self.kind = kind
-        self.total_steps = total_steps
-        self.warmup_steps = math.ceil(warmup_ratio * total_steps)
+    def __init__(self, optimizer: Optimizer, kind: str, total_steps: int, warmup: float) -> None:
+        self.optimizer, self.kind, self.total_steps = optimizer, kind, total_steps
+        self.warmup_steps = math.ceil(warmup * total_steps)  # `warmup`: a share of them
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.steps_done = 0
         self.plateau = {"factor": 1.0, "best": -math.inf, "waited": 0}

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
@@ -87,36 +86,25 @@ def describe_data(splits: dict[str, TokenStore], max_length: int) -> None:
         rows = f"{store.meta['rows']:,} rows from {store.meta['lines']:,} lines"
         if store.subset is not None:
             rows = f"{len(store):,} of {rows}"
-        log.info("%s: %s, %d labels (%s)", name, rows, len(counts), shown)
-        log.info(
-            "%s: %.0f tokens a row on average, %.1f %% longer than max_length %d and cut",
-            name,
-            full_length.mean(),
-            100 * (full_length > max_length).mean(),
-            max_length,
-        )
+        log.info(f"{name}: {rows}, {len(counts)} labels ({shown})")
+        cut = f"{100 * (full_length > max_length).mean():.1f} %"
+        average = f"{full_length.mean():.0f} tokens a row on average"
+        log.info(f"{name}: {average}, {cut} longer than max_length {max_length} and cut")
     for line in remarks(splits):
         log.warning(line)
 
 
-def describe_step(plan: BatchPlan, device: torch.device) -> None:
+def describe_model(model: nn.Module, plan: BatchPlan) -> None:
+    """How large the model is, and how a global batch is computed."""
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    log.info(f"model: {parameters:,} parameters, {trained:,} trained")
     sizes, ranks = plan.sizes, dist.get_world_size()
     steps = sizes.gradient_accumulation_steps
     log.info(
-        "global batch %d = %d rank%s (%s) × %d accumulation step%s × at most %d rows",
-        sizes.global_batch_size,
-        ranks,
-        "" if ranks == 1 else "s",
-        device.type,
-        steps,
-        "" if steps == 1 else "s",
-        sizes.batch_size,
+        f"global batch {sizes.global_batch_size} = {ranks} rank{'' if ranks == 1 else 's'} "
+        f"({next(model.parameters()).device.type}) × {steps} accumulation "
+        f"step{'' if steps == 1 else 's'} × at most {sizes.batch_size} rows"
     )
     if plan.lengths is not None:
-        log.info("torch.compile: batches are padded to %s tokens", list(map(int, plan.lengths)))
-
-
-def describe_model(model: nn.Module) -> None:
-    parameters = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    log.info("model: %s parameters, %s trained", f"{parameters:,}", f"{trained:,}")
+        log.info(f"torch.compile: batches are padded to {plan.lengths.tolist()} tokens")

@@ -1,22 +1,20 @@
 """The bookkeeping of a step: where the rank is, the loss, skipped steps, speed, the log."""
 
 import math
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from training.checkpoint.state import Progress
-from training.dataset.token_store import Batch, TokenStore
+from training.dataset.token_store import Batch
 from training.distributed import watchdog
 from training.distributed.ranks import gather, reduce_tensor
 from training.distributed.wrap import num_replicas
-from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
 from training.step.loss import ModelWithLoss
 from training.step.optimizer import Schedule, learning_rates
@@ -55,35 +53,27 @@ class RunningLoss:
         self.weight += state["weight"]
 
 
+@dataclass
 class Monitor:
-    """Follows a run step by step. Off the logging step it reads nothing back from the device.
+    """Follows a run step by step. Off the logging step it reads nothing back from the device."""
 
-    As a part of a checkpoint it keeps the loss since the last line of the log, and skipped steps.
-    """
+    tracker: Tracker
+    progress: Progress
+    plan: BatchPlan
+    with_loss: ModelWithLoss
+    schedule: Schedule
+    scaler: torch.amp.GradScaler
 
-    def __init__(
-        self,
-        run: Path,
-        config: TrainConfig,
-        progress: Progress,
-        plan: BatchPlan,
-        train: TokenStore,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        scaler: torch.amp.GradScaler,
-        with_loss: ModelWithLoss,
-    ) -> None:
-        self.config, self.progress, self.plan = config, progress, plan
-        self.optimizer, self.with_loss = optimizer, with_loss
-        self.device = next(with_loss.parameters()).device
+    def __post_init__(self) -> None:
+        config, self.device = self.tracker.config, next(self.with_loss.parameters()).device
         self.running_loss = RunningLoss(self.device)
-        self.skipped_steps = SkippedSteps(run, plan, train, schedule, scaler, config.max_bad_steps)
+        self.skipped_steps = SkippedSteps(self.tracker, self.plan, self.schedule, self.scaler)
         peak = peak_flops(self.device, config.precision, num_replicas(config.strategy))
-        self.throughput = Throughput(flops_per_token(with_loss.model), peak)
+        self.throughput = Throughput(flops_per_token(self.with_loss.model), peak)
 
-    def start(self, loader: Iterable[Batch], tracker: Tracker) -> None:
-        """Begin to measure, and to log to `tracker`, right before the first step."""
-        self.tracker, self.batches = tracker, self._stream(loader)
+    def start(self, loader: Iterable[Batch]) -> None:
+        """Begin to measure, right before the first step."""
+        self.batches = self._stream(loader)
         self.throughput.reset()
 
     def _stream(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -92,16 +82,13 @@ class Monitor:
             self.plan.set_epoch(self.progress.epoch, self.progress.step_in_epoch)
             yield from loader
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Time that is not for training."""
-        return self.throughput.pause()
-
     def micro_batches(self) -> Iterator[Batch]:
         """This rank's micro-batches of the next step, on the device."""
         ends_step = False
         while not ends_step:
-            with self.throughput.waiting_for_data():
-                batch = next(self.batches).to(self.device)
+            began = time.perf_counter()
+            batch = next(self.batches).to(self.device)
+            self.throughput.waited += time.perf_counter() - began
             shape = tuple(batch.inputs["input_ids"].shape)
             watchdog.report("training", self.progress.step + 1, shape)
             ends_step = batch.plan.ends_step
@@ -109,31 +96,28 @@ class Monitor:
         self.last = batch.plan
 
     def end_step(self, loss_sum: Tensor, grad_norm: Tensor, skipped: Tensor) -> None:
-        """Count a step, and log every --log-every steps. Call on every rank.
-
-        `loss_sum`: this rank's weighted sum of losses; `grad_norm`: before clipping.
-        """
+        """Count a step, and log every --log-every steps. Call on every rank, with this rank's
+        weighted sum of losses and the norm of the gradient before clipping."""
         self.throughput.add(self.last)
         self.skipped_steps.add(skipped, self.progress)
         self.running_loss.add(loss_sum, self.last.weight_sum, skipped)
         self.progress.end_step(self.plan.steps_per_epoch)
         self.tracker.advance()
-        step = self.progress.step
-        if step % self.config.log_every == 0 or step == self.tracker.total_steps:
+        step, every = self.progress.step, self.tracker.config.log_every
+        if step % every == 0 or step == self.tracker.total_steps:
             values = {
                 "loss": self.running_loss.mean(),
-                **learning_rates(self.optimizer),
+                **learning_rates(self.schedule.optimizer),
                 "grad_norm": grad_norm.item(),
-                "loss_scale": self.skipped_steps.scaler.get_scale(),
+                "loss_scale": self.scaler.get_scale(),
                 **self.throughput.rates(),
             }
             if self.with_loss.compile_counter is not None:
                 values["compilations"] = self.with_loss.compile_counter.graphs
-            self.tracker.train_step(step, values)
+            self.tracker.train_step(values)
             self.throughput.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Call on every rank."""
         return {
             "running_loss": self.running_loss.state_dict(),
             "skipped_steps": self.skipped_steps.state_dict(),

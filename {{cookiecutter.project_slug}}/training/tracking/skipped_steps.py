@@ -1,44 +1,38 @@
 """Steps whose loss or gradient is not finite: skipped on all ranks alike, counted, listed.
 
-All ranks see it in the gradient once it is reduced; a loss that is not finite makes the gradient so
-(`weighted_sum`). The optimizer skips on the device, and the host reads what happened one step
-later: no step waits for the device.
+All ranks see it in the reduced gradient; a loss that is not finite makes the gradient so
+(`weighted_sum`). The host reads what happened one step later: no step waits for the device.
 """
 
 import json
 import logging
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from training.checkpoint.state import Progress
-from training.dataset.token_store import TokenStore
 from training.distributed.ranks import is_main
 from training.settings.errors import UserError, explain_disk_errors
 from training.step.batch_plan import BatchPlan
 from training.step.optimizer import Schedule
+from training.tracking.tracker import Tracker
 
 log = logging.getLogger("training")
 
 
+@dataclass
 class SkippedSteps:
-    """Counts them, takes them back from the schedule, and ends the run after `limit` in a row."""
+    """Lists them, undoes them in the schedule, and ends the run after --max-bad-steps in a row."""
 
-    def __init__(
-        self,
-        run: Path,
-        plan: BatchPlan,
-        store: TokenStore,
-        schedule: Schedule,
-        scaler: torch.amp.GradScaler,
-        limit: int,
-    ) -> None:
-        self.file = run / "bad_batches.jsonl"
-        self.plan, self.store, self.schedule, self.scaler = plan, store, schedule, scaler
-        self.limit, self.in_a_row = limit, 0
-        self._pending: tuple[Tensor, Any, dict[str, int]] | None = None
+    tracker: Tracker
+    plan: BatchPlan
+    schedule: Schedule
+    scaler: torch.amp.GradScaler
+    in_a_row: int = 0
+    # Of the last step: whether it was skipped, the event of that flag's copy, and which step.
+    _pending: tuple[Tensor, Any, dict[str, int]] | None = None
 
     def add(self, skipped: Tensor, progress: Progress) -> None:
         """Note whether a step was skipped, before `progress` counts it; act on the one before.
@@ -46,17 +40,13 @@ class SkippedSteps:
         Call on every rank. Errors: UserError if too many steps in a row were skipped.
         """
         self.act_on_last()
-        where = {
-            "step": progress.step + 1,
-            "epoch": progress.epoch,
-            "step_in_epoch": progress.step_in_epoch,
-        }
-        if skipped.device.type == "cuda":  # copied to the host while the next step is computed
-            flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-            flag.copy_(skipped, non_blocking=True)
-            self._pending = flag, torch.cuda.current_stream().record_event(), where
-        else:
-            self._pending = skipped.cpu(), None, where
+        place = progress.step_in_epoch
+        where = {"step": progress.step + 1, "epoch": progress.epoch, "step_in_epoch": place}
+        on_cuda = skipped.device.type == "cuda"  # copied while the next step is computed
+        flag = torch.empty((), dtype=torch.bool, pin_memory=on_cuda)
+        flag.copy_(skipped, non_blocking=on_cuda)
+        copied = torch.cuda.current_stream().record_event() if on_cuda else None
+        self._pending = flag, copied, where
 
     def act_on_last(self) -> None:
         """Act on the step that was noted last. Errors: as in `add`."""
@@ -72,24 +62,22 @@ class SkippedSteps:
         self.in_a_row += 1
         self.schedule.undo_step()
         scale = self.scaler.get_scale()
-        rows = self.store.stored(self.plan.global_batch(where["step_in_epoch"], where["epoch"]))
+        rows = self.plan.global_batch(where["step_in_epoch"], where["epoch"])
+        file = self.tracker.run / "bad_batches.jsonl"
         if is_main():
-            line = where | {"in_a_row": self.in_a_row, "loss_scale": scale, "rows": rows.tolist()}
-            with explain_disk_errors(self.file), self.file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            stored = self.plan.store.stored(rows).tolist()
+            line = where | {"in_a_row": self.in_a_row, "loss_scale": scale, "rows": stored}
+            with explain_disk_errors(file), file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(line) + "\n")
         overflowed = self.scaler.is_enabled() and scale >= 1.0
-        log.warning(
-            "step %d was skipped: %s (%d in a row; %s lists its rows)",
-            where["step"],
-            "fp16 overflowed" if overflowed else "its loss or gradient is not finite",
-            self.in_a_row,
-            self.file.name,
-        )
-        if self.in_a_row >= self.limit:
+        reason = "fp16 overflowed" if overflowed else "its loss or gradient is not finite"
+        count = f"{self.in_a_row} in a row; {file.name} lists its rows"
+        log.warning(f"step {where['step']} was skipped: {reason} ({count})")
+        if self.in_a_row >= self.tracker.config.max_bad_steps:
             raise UserError(
                 f"{self.in_a_row} steps in a row, the last of them step {where['step']}, had a "
                 "loss or gradient that is not finite: lower --lr, try --precision bf16 or fp32, "
-                f"look at the rows in {self.file}; the last checkpoint is kept"
+                f"look at the rows in {file}; the last checkpoint is kept"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,19 +25,16 @@ UNPROFILED_STEPS = 2  # before the profile: they allocate, compile and warm up
 
 
 class Throughput:
-    """Rows, tokens and time since the last line of the log. Pauses do not count as time.
-
-    `peak_flops`: of all ranks together, where that is known.
-    """
+    """Rows, tokens and time since the last line of the log. Pauses do not count as time."""
 
     def __init__(self, flops_per_token: float = 0.0, peak_flops: float | None = None) -> None:
-        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops  # of all ranks
         self.reset()
 
     def reset(self) -> None:
         self.started = time.perf_counter()
+        self.waited = 0.0  # seconds, for data
         self.rows = self.tokens = self.padded_tokens = 0
-        self.waited = 0.0
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Count a step, by any of its micro-batches."""
@@ -53,25 +49,18 @@ class Throughput:
         yield
         self.started += time.perf_counter() - before
 
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        before = time.perf_counter()
-        yield
-        self.waited += time.perf_counter() - before
-
     def rates(self) -> dict[str, float]:
         """Of all ranks together; `padding`, `data_wait` and `mfu` (of the peak) are shares."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         flops = self.padded_tokens * self.flops_per_token / seconds
-        mfu = {"mfu": flops / self.peak_flops} if self.peak_flops else {}
-        return {
+        rates = {
             "samples_per_second": self.rows / seconds,
             "tokens_per_second": self.tokens / seconds,
             "padding": 1.0 - self.tokens / max(self.padded_tokens, 1),
             "data_wait": self.waited / seconds,
             "flops_per_second": flops,
-            **mfu,
         }
+        return rates | ({"mfu": flops / self.peak_flops} if self.peak_flops else {})
 
 
 def flops_per_token(model: nn.Module) -> float:
@@ -87,62 +76,37 @@ def flops_per_token(model: nn.Module) -> float:
 
 def peak_flops(device: torch.device, precision: str, num_replicas: int) -> float | None:
     """Of all ranks together, each with `num_replicas` devices; None where it is not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    longest_first = sorted(PEAKS.items(), key=lambda peak: -len(peak[0]))  # L40 is not an L4
-    known = [peak for part, peak in longest_first if part in name]
     share = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5}.get(precision)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    known = [part for part in PEAKS if part in name]
     if not known or share is None:
         return None
-    return known[0] * share * dist.get_world_size() * num_replicas
+    peak = PEAKS[max(known, key=len)]  # an L40 is not an L4
+    return peak * share * dist.get_world_size() * num_replicas
 
 
 def peak_memory(device: torch.device) -> int:
     """The most bytes that this rank had: on the device, or of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class Profiler:
-    """A trace of some steps of the main process, for TensorBoard or ui.perfetto.dev, and the ten
-    costliest operations in the log. With 0 steps it does nothing."""
+def start_profile(run: Path, steps: int) -> torch.profiler.profile:
+    """Begin a trace of some steps, for TensorBoard or ui.perfetto.dev, and the ten costliest
+    operations in the log. Call its `step` after each optimizer step."""
+    file = run / "profile" / "main.pt.trace.json"
 
-    def __init__(self, run: Path, steps: int) -> None:
-        self.file = run / "profile" / "main.pt.trace.json"
+    def write(profile: torch.profiler.profile) -> None:
+        file.parent.mkdir(exist_ok=True)
+        profile.export_chrome_trace(str(file))
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-        self.key = f"self_{kind}_time_total"
-        self.profile: Any = None
-        if not steps:
-            return
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        if kind == "cuda":
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        self.profile = torch.profiler.profile(
-            activities=kinds,
-            schedule=torch.profiler.schedule(
-                wait=UNPROFILED_STEPS, warmup=1, active=steps, repeat=1
-            ),
-            on_trace_ready=self._write,
-        )
-        self.profile.start()
+        operations = profile.key_averages()
+        table = operations.table(f"self_{kind}_time_total", row_limit=10, max_name_column_width=50)
+        log.info(f"profile: {file}\n{table}")
 
-    def step(self) -> None:
-        """Call after each optimizer step."""
-        if self.profile is not None:
-            self.profile.step()
-
-    def close(self) -> None:
-        if self.profile is not None:
-            self.profile.stop()
-            self.profile = None
-
-    def _write(self, profile: Any) -> None:
-        self.file.parent.mkdir(exist_ok=True)
-        profile.export_chrome_trace(str(self.file))
-        table = profile.key_averages().table(
-            sort_by=self.key, row_limit=10, max_name_column_width=50
-        )
-        log.info("profile: %s\n%s", self.file, table)
+    schedule = torch.profiler.schedule(wait=UNPROFILED_STEPS, warmup=1, active=steps, repeat=1)
+    profile = torch.profiler.profile(schedule=schedule, on_trace_ready=write)
+    profile.start()
+    return profile
