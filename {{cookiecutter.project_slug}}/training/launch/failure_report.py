@@ -57,13 +57,14 @@ def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
     """Sorts failures by time. A rank that torchrun ended with SIGTERM is never the first."""
     rank, failure = item
     seconds = failure.timestamp + 1
-    if os.path.isfile(failure.error_file):
+    recorded = os.path.isfile(failure.error_file)
+    if recorded:
         seconds = os.stat(failure.error_file).st_mtime
     elif failure.exitcode == -signal.SIGKILL:
         # Known in whole seconds, of when it was noticed; by then others may have recorded that the
         # connection to it was lost. The launcher's own SIGKILL comes five seconds after a failure.
         seconds = failure.timestamp - 2
-    return failure.exitcode == -signal.SIGTERM, seconds, rank
+    return failure.exitcode == -signal.SIGTERM and not recorded, seconds, rank
 
 
 def _recorded_error(failure: Any) -> tuple[str, list[str]]:
