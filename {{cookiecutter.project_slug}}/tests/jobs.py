@@ -311,7 +311,7 @@ def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     device, _ = ranks.setup(TIMEOUT)
     tokenizer, splits = open_dataset(config, data, build_tokenizer)
     seed_everything(config.seed)
-    model = build_model(config, tokenizer, splits["val"].labels)
+    model = build_model(config, tokenizer, splits["val"].labels).train()  # as in a run
     evaluator = Evaluator(model, device, nullcontext, config.eval_batch_size)
     result = evaluator.evaluate(splits["val"])
     assert result is not None
