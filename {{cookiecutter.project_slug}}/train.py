@@ -103,13 +103,13 @@ def main(config: TrainConfig, device: torch.device) -> None:
     tracker.open(run, progress, plan, splits, total_steps)
 
     # -- training --------------------------------------------------------------------------------
+    model.train()
     fit_batch_size(config, plan, wrapped, model)
     if val is not None and source is None:
         evaluator.try_longest(val)  # what would fail at the first evaluation fails now
     log.info(f"training to step {total_steps}, {plan.steps_per_epoch} in an epoch; {run}")
     monitor.start(loader)
     stop.ready()  # until here a signal ended this process at once: there was nothing to save
-    model.train()
     save_due = False
     while True:
         # Evaluate, save, stop: every rank decides the same.
