@@ -5,8 +5,9 @@ not grow with rows, ranks or loader workers. `build.py` writes these files.
 """
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,26 +28,13 @@ class Batch(NamedTuple):
     inputs: dict[str, torch.Tensor]  # input_ids, attention_mask: (batch, length)
     labels: torch.Tensor  # (batch,) label ids, or (batch, labels) of 0 and 1
     weight: torch.Tensor  # (batch,) weight of each row's loss
-    plan: Any  # the MicroBatch
+    plan: Any  # the MicroBatch of the batch plan
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
-        return self._replace(
-            inputs={k: v.to(device, non_blocking=True) for k, v in self.inputs.items()},
-            labels=self.labels.to(device, non_blocking=True),
-            weight=self.weight.to(device, non_blocking=True),
-        )
-
-
-class BatchRequest(Protocol):
-    """What the store must know of a micro-batch: see MicroBatch of the batch plan."""
-
-    @property
-    def rows(self) -> np.ndarray: ...
-    @property
-    def weight(self) -> np.ndarray: ...
-    @property
-    def length(self) -> int: ...
+        inputs = {name: t.to(device, non_blocking=True) for name, t in self.inputs.items()}
+        labels, weight = (t.to(device, non_blocking=True) for t in (self.labels, self.weight))
+        return Batch(inputs, labels, weight, self.plan)
 
 
 class TokenStore(Dataset[Batch]):
@@ -56,9 +44,7 @@ class TokenStore(Dataset[Batch]):
     `subset`: file with the row numbers that it is made of; all of the folder's rows if None.
     """
 
-    def __init__(
-        self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None):
         self._arguments = folder, pad_id, token_types, subset
         self.folder, self.pad_id, self.token_types = folder, pad_id, token_types
         self.subset = None if subset is None else np.load(subset, mmap_mode="r").view(np.ndarray)
@@ -67,8 +53,7 @@ class TokenStore(Dataset[Batch]):
         self.multi_label: bool = self.meta["multi_label"]
         self._arrays = {name: self._open_array(name, kind) for name, kind in ARRAYS.items()}
         self._ids = self._open_array("ids", self.meta["ids"])
-        kind = "<u1" if self.multi_label else "<i4"
-        self._labels = self._open_array("labels", kind)
+        self._labels = self._open_array("labels", "<u1" if self.multi_label else "<i4")
         if self.multi_label:
             self._labels = self._labels.reshape(-1, len(self.labels))
 
@@ -93,10 +78,8 @@ class TokenStore(Dataset[Batch]):
 
     def lengths(self, rows: Any = slice(None)) -> np.ndarray:
         """Tokens of each row, special tokens included: (n,) int64."""
-        if isinstance(rows, slice):
-            rows = np.arange(len(self))[rows]
         stored, offsets = self.stored(rows), self._arrays["offsets"]
-        return np.asarray(offsets[stored + 1] - offsets[stored])
+        return np.asarray(offsets[1:][stored] - offsets[:-1][stored])
 
     def by_length(self) -> np.ndarray:
         """All rows, from short to long: (n,)."""
@@ -132,10 +115,10 @@ class TokenStore(Dataset[Batch]):
             arrays["token_type_ids"] = mask & (positions >= self._arrays["first"][stored][:, None])
         return {k: torch.from_numpy(a.astype(np.int64, copy=False)) for k, a in arrays.items()}
 
-    def __getitem__(self, request: BatchRequest) -> Batch:
-        labels = torch.from_numpy(self.label_ids(request.rows).astype(np.int64))
-        weight = torch.from_numpy(request.weight)
-        return Batch(self.inputs(request.rows, request.length), labels, weight, request)
+    def __getitem__(self, micro_batch: Any) -> Batch:
+        rows, weight = micro_batch.rows, torch.from_numpy(micro_batch.weight)
+        labels = torch.from_numpy(self.label_ids(rows).astype(np.int64))
+        return Batch(self.inputs(rows, micro_batch.length), labels, weight, micro_batch)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
         """Two parts, the second with about `fraction` of every label's rows.
@@ -146,22 +129,19 @@ class TokenStore(Dataset[Batch]):
         folder = self.folder / f"split-{fraction}-{seed}"
 
         def build(folder: Path) -> None:
-            second = split_mask(self.values("folded"), self._label_groups(), fraction, seed)
+            labels = self.label_ids()
+            if self.multi_label:  # a number for each set of labels
+                labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+            second = split_mask(self.values("folded"), labels, fraction, seed)
             np.save(folder / "first.npy", np.flatnonzero(~second))
             np.save(folder / "second.npy", np.flatnonzero(second))
 
         build_once(folder, build, "the validation split")
-        first, second = (
-            TokenStore(self.folder, self.pad_id, self.token_types, path)
-            for path in (folder / "first.npy", folder / "second.npy")
-        )
-        return first, second
+        store = partial(TokenStore, self.folder, self.pad_id, self.token_types)
+        return store(folder / "first.npy"), store(folder / "second.npy")
 
-    def _label_groups(self) -> np.ndarray:
-        """What the split is stratified by: the label, or the set of labels. (n,)"""
-        if not self.multi_label:
-            return self.label_ids()
-        return np.unique(self.label_ids(), axis=0, return_inverse=True)[1].reshape(-1)
+
+Splits = dict[str, TokenStore]
 
 
 def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
