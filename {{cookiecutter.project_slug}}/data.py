@@ -25,19 +25,7 @@ def rows(split: str, config: TrainConfig, separator: str, report: ReadReport) ->
     label (with --multi-label a tuple of labels), and where it stands, for error messages.
     `separator` joins several text columns.
     """
-    options = ReadOptions(
-        text_columns=config.text_column,
-        text_pair_column=config.text_pair_column,
-        label_column=config.label_column,
-        text_separator=separator,
-        delimiter=config.delimiter,
-        encoding=config.encoding,
-        tsv_quoting=config.tsv_quoting,
-        header=config.header,
-        on_bad_rows=config.on_bad_rows,  # type: ignore[arg-type]  # checked by TrainConfig
-        multi_label=config.multi_label,
-        label_separator=config.label_separator,
-    )
+    options = ReadOptions.of(config, separator)
     yield from read_rows(sources(split, config), options, report)
 
 

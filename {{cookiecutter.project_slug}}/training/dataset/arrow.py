@@ -6,7 +6,7 @@ there, `datasets` reads in its own way: it makes 7 of 007, and of NA a missing v
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from training.dataset.rows import ReadOptions, ReadReport
@@ -14,6 +14,8 @@ from training.settings.config import HUB
 from training.settings.errors import UserError
 
 ROWS_PER_BATCH = 4096  # held as Python objects at a time
+# Line or row number from 1, and the values in the order of ReadOptions.columns, or a Rejected.
+Values = Iterator[tuple[int, Any]]
 HUB_NAME = re.compile(HUB + r"([^/:@]+/[^/:@]+)(@[^/:@]+)?(:[^/:@]+)?(/[^/:@]+)?")
 
 
@@ -25,12 +27,11 @@ class HubSplit(str):
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Record batches of these columns, with the names of classes for their numbers."""
-        features = [self.data.features[name] for name in columns]
         table = self.data.select_columns(columns).with_format("arrow")
+        features = self.data.features
         for part in table.iter(ROWS_PER_BATCH):
-            arrays = [column.combine_chunks() for column in part.select(columns)]
-            named = list(map(_class_names, arrays, features))
-            yield from type(part).from_arrays(named, columns).to_batches()
+            arrays = [_class_names(part[c].combine_chunks(), features[c]) for c in columns]
+            yield from type(part).from_arrays(arrays, columns).to_batches()
 
 
 def _class_names(column: Any, feature: Any) -> Any:
@@ -67,10 +68,8 @@ def hub_split(name: str, split: str) -> HubSplit:
     return rows
 
 
-def arrow_values(
-    path: Any, options: ReadOptions, report: ReadReport
-) -> Iterator[tuple[int, Sequence[Any]]]:
-    """(row number from 1, values in the order of ReadOptions.columns) of a file or a HubSplit."""
+def arrow_values(path: Any, options: ReadOptions, report: ReadReport) -> Values:
+    """The values of a file or a HubSplit."""
     names, number = list(dict.fromkeys(options.columns)), 0
     try:
         column_names, batches = _open_table(path, names)

@@ -23,10 +23,7 @@ COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.op
 
 
 def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
-    """Files for paths and globs (`**` too), each glob sorted.
-
-    Errors: FileNotFoundError for a pattern without a file, UserError for a folder.
-    """
+    """Files for paths and globs (`**` too), each glob sorted. Errors: FileNotFoundError."""
     files: list[Path] = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
@@ -44,13 +41,12 @@ def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
 def format_of(path: Path) -> str:
     """The suffix that says how to read a file, without that of the compression."""
     compressed = path.suffix.lower() in COMPRESSED
-    suffix = Path(path.stem).suffix.lower() if compressed else path.suffix.lower()
+    suffix = (path.with_suffix("") if compressed else path).suffix.lower()
     if suffix in TEXT_SUFFIXES or (suffix in ARROW_SUFFIXES and not compressed):
         return suffix
-    raise UserError(
-        f"{path}: unknown kind of file; supported are {' '.join(TEXT_SUFFIXES)}, each also with "
-        f"{' '.join(COMPRESSED)} after it, and {' '.join(ARROW_SUFFIXES)}"
-    )
+    text, compressions, arrow = map(" ".join, (TEXT_SUFFIXES, COMPRESSED, ARROW_SUFFIXES))
+    supported = f"{text}, each also with {compressions} after it, and {arrow}"
+    raise UserError(f"{path}: unknown kind of file; supported are {supported}")
 
 
 def _open_bytes(path: Path) -> Any:
@@ -130,14 +126,16 @@ def _decode_error(path: Path, encoding: str) -> UserError:
         line += buffer[:start].decode(error.encoding, "ignore").count("\n")
     except UnicodeError as error:  # of codecs for other things than text, such as punycode
         return UserError(f"{path}: {error}")
-    offset += start - len(buffer)
-    place = f"{path}:{line}: byte {offset} (0x{buffer[start]:02X}) is not {encoding}"
-    if non_ascii_lines >= 3 and _codec(encoding) == "utf-8":
-        return UserError(f"{place}, but the lines before it are: is the file damaged?")
     likely = guess_encoding(buffer)
-    if likely and _codec(likely) != _codec(encoding):
-        return UserError(f"{place}; it looks like {likely}: pass --encoding {likely}")
-    return UserError(f"{place}; pass its own with --encoding (gb18030, big5, utf-16, latin-1, ...)")
+    if non_ascii_lines >= 3 and _codec(encoding) == "utf-8":
+        advice = ", but the lines before it are: is the file damaged?"
+    elif likely and _codec(likely) != _codec(encoding):
+        advice = f"; it looks like {likely}: pass --encoding {likely}"
+    else:
+        advice = "; pass its own with --encoding (gb18030, big5, utf-16, latin-1, ...)"
+    offset += start - len(buffer)
+    byte = f"byte {offset} (0x{buffer[start]:02X})"
+    return UserError(f"{path}:{line}: {byte} is not {encoding}{advice}")
 
 
 # An encoding is known by its usual characters beyond ASCII: those whose first byte, in a character

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,16 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     """Return `folder`; if it does not exist, one process makes it with `build` while others wait.
 
     It is built under another name and renamed, so an interrupted build leaves nothing that looks
-    complete. The lock is the system's: it is released when the process that holds it is killed.
-    `what`: its name in the log.
+    complete. The system releases the lock of a process that is killed. `what`: for the log.
     """
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + (0.0 if has_terminal() else 1.0)
-    while time.monotonic() < deadline:  # the rank whose progress bar can be seen builds first
-        if folder.exists():
-            return folder
-        time.sleep(0.01)
+    while time.monotonic() < deadline and not folder.exists():
+        time.sleep(0.01)  # the rank whose progress bar can be seen builds first
     lock = FileLock(f"{folder}.lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
+    if not _acquired(lock, 0):
         log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
         while not _acquired(lock, 5.0):
             watchdog.heartbeat()  # it may take hours, and nothing is wrong
@@ -56,11 +52,9 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
 
 
 def _acquired(lock: FileLock, seconds: float) -> bool:
-    try:
+    with suppress(Timeout):
         lock.acquire(seconds)
-    except Timeout:
-        return False
-    return True
+    return lock.is_locked
 
 
 def content_key(*parts: Any) -> str:
