@@ -17,12 +17,11 @@ from training.settings.batch_sizes import batch_sizes
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
 from training.settings.flags import parse_args
-from training.tracking.figures import draw_rows
+from training.tracking.figures import MAX_CLASSES, draw_rows
 
 if TYPE_CHECKING:  # it brings torch, and a mistyped flag is reported before that is imported
     from training.dataset.token_store import TokenStore
 
-MAX_CLASSES = 30  # in the table and the picture
 FORWARD_TOKENS = 8192  # of the suggested batch_size: enough to keep a GPU busy
 ROWS_COMPARED_AT_A_TIME = 1 << 20  # so that memory does not grow with the rows
 Splits = dict[str, "TokenStore"]
@@ -44,16 +43,16 @@ def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
     same_name: dict[int, list[str]] = {}
     for label in splits["train"].labels:
         same_name.setdefault(text_hashes(label)[1], []).append(label)
-    lines += [f"labels that differ only in case, width or spaces: {names}"
-              for names in same_name.values() if len(names) > 1]  # fmt: skip
+    alike = "labels that differ only in case, width or spaces"
+    lines += [f"{alike}: {names}" for names in same_name.values() if len(names) > 1]
     counts, contradicting = compare_texts(splits)
     for other, name in itertools.combinations_with_replacement(splits, 2):
         exact, folded = counts[other, name, "exact"], counts[other, name, "folded"]
         what = "repeat a text of the same split" if name == other else f"are also in {other}"
         if folded:
-            share = f"{folded / len(splits[name]):.1%}"
-            lines.append(f"{name}: {exact:,} rows {what}; {folded:,} ({share}) if case, width and "
-                         "spaces are ignored")  # fmt: skip
+            share = f"{folded:,} ({folded / len(splits[name]):.1%})"
+            what += f"; {share} if case, width and spaces are ignored"
+            lines.append(f"{name}: {exact:,} rows {what}")
     if texts := counts["texts"]:
         lines.append(f"{texts:,} texts, in {counts['rows']:,} rows, have different labels")
     return lines + [_example(splits, tokenizer, text) for text in contradicting if tokenizer]
@@ -95,11 +94,9 @@ def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
         for kind in ("exact", "folded"):
             ordered = {k: np.sort(s.values(kind, rows[k])) for k, s in splits.items()}
             for a, b in itertools.combinations_with_replacement(splits, 2):
-                if a == b:
-                    repeated = ordered[a][1:] == ordered[a][:-1]
-                else:
-                    repeated = _occurrences(ordered[b], ordered[a]) > 0
-                counts[a, b, kind] += int(repeated.sum())
+                counts[a, b, kind] += int((_occurrences(ordered[b], ordered[a]) > 0).sum())
+                if a == b:  # all but the first row of each text
+                    counts[a, b, kind] -= len(np.unique(ordered[a]))
         folded = np.concatenate([hashes[k][rows[k]] for k in splits])
         labels = np.concatenate([s.label_ids(rows[k]) for k, s in splits.items()])
         if labels.ndim == 2:  # a number for each set of labels
@@ -133,10 +130,8 @@ def parse() -> tuple[Path, TrainConfig]:
 
 
 def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleType) -> None:
-    """Print the report, and write `data_report.txt` and `data_report.png`.
-
-    `source` and `model`: the user's `data.py` and `model.py`.
-    """
+    """Print the report on the rows of `source` (data.py) for `model` (model.py), and write it as
+    `data_report.txt` and `data_report.png`."""
     from training.dataset.build import open_splits
     from training.dataset.tokenizer import prepare_tokenizer
 
@@ -152,7 +147,7 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
         text = "\n".join("\n  ".join([title, *lines]) + "\n" for title, lines in sections.items())
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "data_report.txt").write_text(text, encoding="utf-8")
-        draw_rows(splits, sections, MAX_CLASSES, folder / "data_report.png")
+        draw_rows(splits, sections, folder / "data_report.png")
         print(f"\n{text}\nwritten: {folder / 'data_report.txt'}, and .png")
     except (UserError, OSError) as error:
         sys.exit(f"data.py: {error}")
@@ -160,13 +155,13 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
 
 def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> Sections:
     """The lines of the report by title. `longest`: the most tokens that may be suggested."""
+    train = splits["train"]
     return {
-        f"{Path(config.train_file[0]).name}: {len(splits['train'].labels)} classes":
-            _class_table(splits),
+        f"{Path(config.train_file[0]).name}: {len(train.labels)} classes": _class_table(splits),
         "Tokens of a row, special ones included": _length_table(splits, config.max_length),
         "Worth a look": remarks(splits, tokenizer) or ["nothing found"],
-        "Suggestions": suggestions(config, splits["train"], longest),
-    }  # fmt: skip
+        "Suggestions": suggestions(config, train, longest),
+    }
 
 
 def _class_table(splits: Splits) -> list[str]:
@@ -213,21 +208,19 @@ def suggestions(config: TrainConfig, train: "TokenStore", longest: int) -> list[
     rank_rows = math.ceil(sizes.global_batch_size / ranks)
     batch_size = max(1, min(FORWARD_TOKENS // length, rank_rows))
     kept = f"--max-length {length}: {(full <= length).mean():.1%} of the train rows stay whole"
-    if length < needed:
-        kept += f"; 99 % would need {needed:,}"
-    lines = [
-        kept,
-        f"--batch-size {1 << batch_size.bit_length() - 1}: a rank has {rank_rows} rows in a step, "
-        f"and a forward should have up to {FORWARD_TOKENS:,} tokens; if memory runs out, lower it: "
-        "the result stays the same",
-    ]
+    needs = f"; 99 % would need {needed:,}" if length < needed else ""
+    reason = (
+        f"a rank has {rank_rows} rows in a step, and a forward should have up to "
+        f"{FORWARD_TOKENS:,} tokens; if memory runs out, lower it: the result stays the same"
+    )
+    lines = [kept + needs, f"--batch-size {1 << batch_size.bit_length() - 1}: {reason}"]
     for flag, grouped in (("--group-by-length", True), ("--no-group-by-length", False)):
-        plan = BatchPlan(train, sizes, seed=config.seed, group_by_length=grouped,
-                         num_replicas=ranks, rank=0)  # fmt: skip
+        plan = BatchPlan(
+            train, sizes, seed=config.seed, group_by_length=grouped, num_replicas=ranks, rank=0
+        )
         steps = itertools.islice((m for m in plan if m.ends_step), 200)
         tokens, computed = np.sum([(m.step_tokens, m.step_padded_tokens) for m in steps], axis=0)
         lines.append(f"{flag}: {1 - tokens / computed:.1%} of the computed tokens are padding")
-    total = config.max_steps or config.epochs * plan.steps_per_epoch
-    lines.append(f"{total:,} steps, {plan.steps_per_epoch:,} in an epoch, of "
-                 f"{sizes.global_batch_size} rows each, on {ranks} ranks")  # fmt: skip
-    return lines
+    per_epoch = plan.steps_per_epoch
+    total = f"{config.max_steps or config.epochs * per_epoch:,} steps, {per_epoch:,} in an epoch"
+    return [*lines, f"{total}, of {sizes.global_batch_size} rows each, on {ranks} ranks"]

@@ -16,6 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from training.dataset.token_store import TokenStore
 
+MAX_CLASSES = 30  # of a data report, in table and picture
+Splits = dict[str, "TokenStore"]
 CJK_FONTS = re.compile(".*Sans.*CJK|SimHei|.*YaHei|PingFang|Heiti|WenQuanYi|Hiragino Sans|Malgun")
 
 
@@ -36,20 +38,18 @@ def any_text() -> Iterator[None]:
 
 
 def confusion_image(matrix: np.ndarray, labels: list[str]) -> np.ndarray:
-    """A confusion matrix, (labels, labels) rows of true label i that were given label j, as an
-    image: (height, width, 4) of 0 to 255."""
+    """An image, (height, width, 4) of 0 to 255, of matrix[i, j] rows of label i predicted as j."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     size = 3 + 0.45 * len(labels)
-    ticks = range(len(labels))
     with any_text():
         figure = Figure(figsize=(size, size), layout="constrained")
         axes = figure.add_subplot()
         axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-        axes.set_xticks(ticks, labels, rotation=90)
-        axes.set_yticks(ticks, labels)
+        axes.set_xticks(range(len(labels)), labels, rotation=90)
+        axes.set_yticks(range(len(labels)), labels)
         axes.set(xlabel="predicted", ylabel="true")
         for i, j in np.argwhere(matrix):
             color = "white" if share[i, j] > 0.5 else "black"
@@ -59,12 +59,10 @@ def confusion_image(matrix: np.ndarray, labels: list[str]) -> np.ndarray:
         return np.array(canvas.buffer_rgba())
 
 
-def draw_rows(
-    splits: dict[str, "TokenStore"], sections: dict[str, list[str]], max_classes: int, path: Path
-) -> None:
+def draw_rows(splits: Splits, sections: dict[str, list[str]], path: Path) -> None:
     """The classes, the lengths, and what the report says of them, in one picture.
 
-    `sections`: lines by title; those of the first two are the titles of the two diagrams.
+    `sections`: lines by title; the first two titles are those of the two diagrams.
     """
     from matplotlib.figure import Figure
 
@@ -75,7 +73,7 @@ def draw_rows(
     with any_text():
         figure = Figure(figsize=(12, sum(heights)), layout="constrained")
         left, right, below = figure.subplot_mosaic("AB;CC", height_ratios=heights).values()
-        _draw_classes(left, splits, max_classes)
+        _draw_classes(left, splits)
         _draw_lengths(right, splits)
         left.set_title(classes)
         right.set_title(lengths)
@@ -84,10 +82,10 @@ def draw_rows(
         figure.savefig(path, dpi=110)
 
 
-def _draw_classes(axes: Any, splits: dict[str, "TokenStore"], max_classes: int) -> None:
+def _draw_classes(axes: Any, splits: Splits) -> None:
     """Horizontal bars: the share of the largest classes in each split."""
     train = splits["train"]
-    order = np.argsort(train.label_counts(), kind="stable")[-max_classes:]
+    order = np.argsort(train.label_counts(), kind="stable")[-MAX_CLASSES:]
     thickness = 0.8 / len(splits)
     for i, (name, store) in enumerate(splits.items()):
         share = 100 * store.label_counts()[order] / len(store)
@@ -98,7 +96,7 @@ def _draw_classes(axes: Any, splits: dict[str, "TokenStore"], max_classes: int) 
     axes.legend()
 
 
-def _draw_lengths(axes: Any, splits: dict[str, "TokenStore"]) -> None:
+def _draw_lengths(axes: Any, splits: Splits) -> None:
     """Histograms of the tokens of a row before it is cut."""
     edges = 2 ** np.arange(2, 12.5, 0.5)
     for name, store in splits.items():
