@@ -31,7 +31,6 @@ class Batch(NamedTuple):
     plan: Any  # the MicroBatch of the batch plan
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`."""
         inputs = {name: t.to(device, non_blocking=True) for name, t in self.inputs.items()}
         labels, weight = (t.to(device, non_blocking=True) for t in (self.labels, self.weight))
         return Batch(inputs, labels, weight, self.plan)
@@ -62,7 +61,7 @@ class TokenStore(Dataset[Batch]):
         return np.asarray(np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A loader worker that is not forked opens the files itself: their content is not sent."""
+        # A loader worker that is not forked opens the files itself: their content is not sent.
         return TokenStore, self._arguments
 
     def __len__(self) -> int:
@@ -95,16 +94,14 @@ class TokenStore(Dataset[Batch]):
         for begin in range(0, len(self), ROWS_AT_A_TIME):
             ids = self.label_ids(slice(begin, begin + ROWS_AT_A_TIME))
             if self.multi_label:
-                counts += ids.sum(axis=0, dtype=np.int64)
-            else:
-                counts += np.bincount(ids, minlength=len(counts))
+                ids = ids.nonzero()[1]
+            counts += np.bincount(ids, minlength=len(counts))
         return counts
 
     def inputs(self, rows: np.ndarray, length: int = 0) -> dict[str, torch.Tensor]:
-        """The model's inputs for `rows`: tensors of (batch, length), padded at the end; to the
-        longest row if that is more than `length`."""
-        stored = self.stored(rows)
-        begins, ends = self._arrays["offsets"][stored], self._arrays["offsets"][stored + 1]
+        """The model's inputs for `rows`: (batch, length), or to the longest row if that is more."""
+        stored, offsets = self.stored(rows), self._arrays["offsets"]
+        begins, ends = offsets[stored], offsets[stored + 1]
         positions = np.arange(max(length, (ends - begins).max()))
         mask = positions < (ends - begins)[:, None]
         input_ids = np.full(mask.shape, self.pad_id, np.int64)
@@ -121,11 +118,8 @@ class TokenStore(Dataset[Batch]):
         return Batch(self.inputs(rows, micro_batch.length), labels, weight, micro_batch)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
-        """Two parts, the second with about `fraction` of every label's rows.
-
-        Rows with the same text (after folding case, width and spaces) stay together. What goes
-        where depends on the texts and the seed, not on the order of the rows.
-        """
+        """Two parts, the second with about `fraction` of every label's rows. Rows with the same
+        folded text stay together, and their order does not matter."""
         folder = self.folder / f"split-{fraction}-{seed}"
 
         def build(folder: Path) -> None:
@@ -150,17 +144,14 @@ def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: in
     Texts stand in an order made by the seed; of every label, the first are taken until their rows
     reach the fraction, rounded to whole rows. A text has the lowest of its rows' labels.
     """
-    # Work on one of 2**bits parts of that order at a time.
-    bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()
+    bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()  # of the number of parts
     second = np.zeros(len(hashes), np.bool_)
     totals = np.zeros(int(labels.max()) + 1, np.int64)  # rows of each label
     for part in range(1 << bits):
         _, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
-        totals += np.bincount(label, counts, len(totals)).astype(np.int64)
+        np.add.at(totals, label, counts)
     wanted, before = np.round(totals * fraction), np.zeros_like(totals)
     for part in range(1 << bits):
-        if (before >= wanted).all():
-            break
         rows, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
         order = np.argsort(label, kind="stable")
         ends = np.cumsum(counts[order])
@@ -168,15 +159,15 @@ def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: in
         taken = np.zeros(len(label), np.bool_)
         taken[order] = ends + (before - begins)[label[order]] <= wanted[label[order]]
         second[rows] = np.repeat(taken, counts)
-        before += np.bincount(label, counts, len(totals)).astype(np.int64)
+        np.add.at(before, label, counts)
     return second
 
 
 def _shuffled_texts(
     hashes: np.ndarray, labels: np.ndarray, seed: int, bits: int, part: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A part of the texts in an order made by the seed: their rows, and of each text the lowest
-    label and the number of rows."""
+    """A part of the texts in an order made by the seed: their rows; each text's lowest label and
+    number of rows."""
     part_rows, part_keys = [], []
     for begin in range(0, len(hashes), ROWS_SORTED_AT_A_TIME):
         keys = hashes[begin : begin + ROWS_SORTED_AT_A_TIME] ^ np.uint64(seed % 2**63)

@@ -11,11 +11,9 @@ SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask
 
 
 def train_wordpiece(texts: Iterator[str], size: int = 16000) -> PreTrainedTokenizerBase:
-    """A lower-casing WordPiece tokenizer of these texts; every Chinese character is a token.
-
-    The vocabulary is chosen by byte-pair merges: their trainer gives the same result each time,
-    where WordPieceTrainer's follows the order of a hash table, another one on every machine.
-    """
+    """A lower-casing WordPiece tokenizer of these texts; every Chinese character is a token."""
+    # The trainer of byte-pair merges chooses the same vocabulary each time; WordPieceTrainer's
+    # choice follows the order of a hash table.
     normalizer = normalizers.BertNormalizer(lowercase=True)
     merges = Tokenizer(models.BPE())
     merges.normalizer = normalizer
@@ -27,7 +25,7 @@ def train_wordpiece(texts: Iterator[str], size: int = 16000) -> PreTrainedTokeni
     pieces = sorted(merges.get_vocab(), key=merges.get_vocab().__getitem__)
     characters = [piece for piece in pieces if len(piece) == 1 and piece != START]
     words = [p.removeprefix(START) if p.startswith(START) else f"##{p}" for p in pieces]
-    vocabulary = dict.fromkeys([*SPECIAL.values(), *characters, *(w for w in words if w)])
+    vocabulary = dict.fromkeys([*SPECIAL.values(), *characters, *filter(None, words)])
     ids = {token: i for i, token in enumerate(vocabulary)}
 
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=SPECIAL["unk"]))
