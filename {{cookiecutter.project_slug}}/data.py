@@ -19,11 +19,10 @@ from training.settings.config import HUB, TrainConfig
 
 
 def rows(split: str, config: TrainConfig, separator: str, report: ReadReport) -> Iterator[Row]:
-    """Yield the rows of "train", "val" or "test".
+    """Yield the rows of "train", "val" or "test". `separator` joins several text columns.
 
     A row is `Row(text, pair, label, file, line)`: the text, the second text of a pair or None, the
     label (with --multi-label a tuple of labels), and where it stands, for error messages.
-    `separator` joins several text columns.
     """
     options = ReadOptions.of(config, separator)
     yield from read_rows(sources(split, config), options, report)

@@ -8,6 +8,6 @@
     build.py       rows to a token store, once, by one process
     token_store.py the store: micro-batches straight from the mapped files; the validation split
 
-Imports settings and distributed, and nothing else of training/: it does not know what a model, a
-step or a run is. Read rows.py first, then readers.py and token_store.py.
+Imports only settings and distributed: it knows no model, step or run. Read rows.py first, then
+readers.py and token_store.py.
 """

@@ -51,8 +51,7 @@ def _class_names(column: Any, feature: Any) -> Any:
 @functools.cache
 def hub_split(name: str, split: str) -> HubSplit:
     """The rows of a data set for "train", "val" or "test". Errors: UserError."""
-    match = HUB_NAME.fullmatch(name)
-    if not match:
+    if not (match := HUB_NAME.fullmatch(name)):
         raise UserError(f"{name!r} is not written as {HUB}org/name[@revision][:config][/split]")
     revision, config, named_split = (group and group[1:] for group in match.groups()[1:])
     hub_name = named_split or {"val": "validation"}.get(split, split)

@@ -43,10 +43,9 @@ LABELS_AT_A_TIME = 4096  # rows whose labels get their final ids together
 def open_dataset(
     config: TrainConfig, source: ModuleType, build_tokenizer: Callable[..., Tokenizer]
 ) -> tuple[Tokenizer, Splits]:
-    """The tokenizer, and the rows of "train", and of "val" and "test" if there are any.
+    """The tokenizer of model.py, and the rows of `source` (data.py) by split.
 
-    Call on every rank: one of them builds what is not there yet. `source`: data.py;
-    `build_tokenizer`: that of model.py. Errors: UserError if the rows differ between ranks.
+    Call on every rank: one builds what is missing. Errors: UserError if ranks have other rows.
     """
     tokenizer = prepare_tokenizer(config, source, build_tokenizer)
     splits = open_splits(config, source, tokenizer)
@@ -71,10 +70,7 @@ def open_splits(config: TrainConfig, source: ModuleType, tokenizer: Tokenizer) -
 def _open_split(
     config: TrainConfig, source: ModuleType, tokenizer: Tokenizer, split: str, labels: list[str]
 ) -> TokenStore:
-    """The token store of a split; built if there is none of this content yet.
-
-    `labels`: those of the training rows; empty: this split defines them. Errors: UserError.
-    """
+    """A split's store, built if there is none yet; without `labels` its rows define them."""
     encoder = Encoder(tokenizer, config.max_length, config.truncate)
     tokens = tokenizer.backend_tokenizer.to_str()
     key = content_key(STORE_VERSION, *what_rows_depend_on(split, config, source), tokens, labels)
@@ -181,7 +177,7 @@ class StoreWriter:
         (self.folder / "meta.json").write_text(text, encoding="utf-8")
 
     def _write_labels(self, labels: list[str]) -> None:
-        """Write each row's final label ids: places in `labels`, known only when all rows are."""
+        """Write the final ids of each row's labels, known only when all rows are."""
         final_ids = np.argsort([self.label_ids[name] for name in labels]).astype("<i4")
         id_file, count_file = self.files["label_ids"], self.files["label_counts"]
         id_file.seek(0)
@@ -202,10 +198,9 @@ class StoreWriter:
             f"{name!r} ({self.label_rows[name]} rows, first at {place}{did_you_mean(name, known)})"
             for name, place in unknown[:5]
         )
-        return (
-            f"{len(unknown)} labels are not among those of the training rows: {examples}; "
-            "correct them, or add training rows for them"
-        )
+        rule = "not among those of the training rows"
+        way_out = "correct them, or add training rows for them"
+        return f"{len(unknown)} labels are {rule}: {examples}; {way_out}"
 
 
 def sorted_labels(names: Collection[str]) -> list[str]:

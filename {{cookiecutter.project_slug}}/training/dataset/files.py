@@ -55,8 +55,7 @@ def _open_bytes(path: Path) -> Any:
 
 @contextmanager
 def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
-    r"""Lines of a text file, decompressed and decoded, without a byte order mark. A line ends at
-    "\n" only, and keeps it: U+2028 or a lone "\r" is content. Any failure is a UserError."""
+    r"""Decoded lines of a text file, without its mark. Each ends at "\n" only, and keeps it."""
     try:
         with _open_bytes(path) as raw:
             _check_head(raw.read(1 << 16), path, encoding)
@@ -69,9 +68,6 @@ def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
     except (OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: broken or unreadable: {reason}") from None
-
-
-# -- encodings -----------------------------------------------------------------------------------
 
 
 def _codec(encoding: str) -> str:
@@ -138,9 +134,8 @@ def _decode_error(path: Path, encoding: str) -> UserError:
     return UserError(f"{path}:{line}: {byte} is not {encoding}{advice}")
 
 
-# An encoding is known by its usual characters beyond ASCII: those whose first byte, in a character
-# set, is in a range. Encoding, character set, range; the least share of the usual ones among all
-# beyond ASCII; the largest share of all beyond ASCII in a text.
+# Usual characters beyond ASCII have a first byte, in a character set, in a range. Encoding, set,
+# range; least share of the usual among all beyond ASCII; largest share of these in a text.
 USUAL_CHARACTERS = (
     ("utf-8", "utf-8", 0xC2, 0xF4, 1, 1),
     ("cp932", "cp932", 0x82, 0x83, 0.2, 1),  # kana

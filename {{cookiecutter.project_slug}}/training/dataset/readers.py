@@ -44,9 +44,6 @@ def read_rows(paths: Sequence[Path], options: ReadOptions, report: ReadReport) -
         raise UserError("\n".join(lines[:11]))
 
 
-# -- values to rows ------------------------------------------------------------------------------
-
-
 def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator[Row]:
     """Checked and converted, the same way for every format."""
     names, texts, separator = options.columns, len(options.text_columns), options.text_separator
@@ -86,9 +83,6 @@ def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator
             yield new_row(Row, (text, pair, label, file, line))
 
 
-# -- files to values -----------------------------------------------------------------------------
-
-
 def _raw_values(path: Path, options: ReadOptions, report: ReadReport) -> Values:
     """The values of a file's rows as its format has them."""
     suffix = format_of(path)
@@ -105,7 +99,7 @@ def _picker(keys: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
 
 
 def _split(lines: Lines, delimiter: str) -> Iterator[list[str]]:
-    """Rows of a file without quotes: a line is a row, and one of no length a blank line."""
+    """Rows of a file without quotes: a line is a row; without fields if it is blank."""
     for line in lines:
         line = line.removesuffix("\r\n").removesuffix("\n")
         yield line.split(delimiter) if line else []

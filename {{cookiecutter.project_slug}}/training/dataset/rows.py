@@ -128,8 +128,7 @@ def labels_of(value: Any, name: str, separator: str) -> tuple[str, ...]:
 
 
 def text_hashes(text: str) -> tuple[int, int]:
-    """64-bit hashes by which equal texts are found: of the text as written, and after folding
-    case, width and spaces."""
+    """64-bit hashes of the text as written, and with case, width and spaces folded."""
     folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return _hash(text), _hash(folded)
 

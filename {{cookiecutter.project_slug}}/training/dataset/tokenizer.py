@@ -32,10 +32,7 @@ def separator_of(tokenizer: Tokenizer) -> str:
 def prepare_tokenizer(
     config: TrainConfig, source: ModuleType, build: Callable[..., Tokenizer]
 ) -> Tokenizer:
-    """The tokenizer that `build` (of `model.py`) returns for the rows of `source` (`data.py`).
-
-    One that is trained on the rows is trained once and kept.
-    """
+    """The tokenizer of `build` (of model.py); one trained on the rows of data.py is kept."""
     if config.model != FROM_SCRATCH:
         return build(config, iter(()))
 
@@ -57,18 +54,14 @@ def what_rows_depend_on(split: str, config: TrainConfig, source: ModuleType) -> 
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows in lists of bounded size: the tokenizer needs a hundred bytes for a token.
-
-    Errors: UserError that says what an edited `data.py` must yield.
-    """
+    """Rows in lists of bounded size: the tokenizer needs a hundred bytes for a token."""
     chunk, characters = [], 0
     for row in rows:
         text, label = getattr(row, "text", None), getattr(row, "label", None)
         if type(text) is not str or type(label) not in (str, tuple):
-            raise UserError(
-                "data.py must yield Row(text, pair, label, file, line), the text a str, the label "
-                f"a str (with --multi-label a tuple of them), not {row!r:.200}"
-            )
+            kinds = "the text a str, the label a str (with --multi-label a tuple of them)"
+            rule = f"data.py must yield Row(text, pair, label, file, line), {kinds}"
+            raise UserError(f"{rule}, not {row!r:.200}")
         chunk.append(row)
         characters += len(text) + len(row.pair or "")
         if len(chunk) == MAX_ROWS or characters >= MAX_CHARACTERS:
@@ -86,10 +79,9 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Tokenizes with the fast tokenizer, cuts to `max_length`, and adds the special tokens.
+    """Tokenizes, cuts to `max_length` (of a pair the longer text first), adds special tokens.
 
-    `truncate`: "head" keeps the beginning, "tail" the end, "head+tail" half of each. Of a pair, the
-    longer text is cut first. Errors: UserError where the tokenizer cannot be used like that.
+    `truncate`: "head" keeps the beginning, "tail" the end, "head+tail" half of each.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, truncate: str = "head"):
@@ -113,9 +105,8 @@ class Encoder:
             else:
                 special[-1].append(ids.pop(0))
         if len(special) != len(texts) + 1:
-            raise UserError(
-                "this tokenizer changes a text when it adds special tokens; choose another model"
-            )
+            problem = "this tokenizer changes a text when it adds special tokens"
+            raise UserError(f"{problem}; choose another model")
         return special
 
     def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:

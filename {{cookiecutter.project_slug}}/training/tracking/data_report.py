@@ -25,11 +25,6 @@ if TYPE_CHECKING:  # it brings torch, and a mistyped flag is reported before tha
 FORWARD_TOKENS = 8192  # of the suggested batch_size: enough to keep a GPU busy
 ROWS_COMPARED_AT_A_TIME = 1 << 20  # so that memory does not grow with the rows
 Splits = dict[str, "TokenStore"]
-Sections = dict[str, list[str]]
-
-
-# -- what is worth a look ------------------------------------------------------------------------
-
 
 def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
     """A sentence for each thing that is worth a look; with a tokenizer, examples too."""
@@ -117,9 +112,6 @@ def _occurrences(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
     return ends - np.searchsorted(ordered, values, "left")
 
 
-# -- python data.py --report ---------------------------------------------------------------------
-
-
 def parse() -> tuple[Path, TrainConfig]:
     """The folder of --report, and the settings."""
     usage = "python data.py --report [FOLDER] [flags of train.py]"
@@ -153,7 +145,7 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
         sys.exit(f"data.py: {error}")
 
 
-def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> Sections:
+def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> dict[str, list[str]]:
     """The lines of the report by title. `longest`: the most tokens that may be suggested."""
     train = splits["train"]
     return {

@@ -25,8 +25,8 @@ CJK_FONTS = re.compile(".*Sans.*CJK|SimHei|.*YaHei|PingFang|Heiti|WenQuanYi|Hira
 def any_text() -> Iterator[None]:
     """Draw and save figures in here: labels are shown as they are, in any script.
 
-    A `$` does not begin a formula (a wrong one is an error), Chinese, Japanese and Korean use a
-    font that is installed, and no warning is given for characters that no font has.
+    A `$` begins no formula, Chinese, Japanese and Korean use an installed font, and there are no
+    warnings of characters that no font has.
     """
     import matplotlib
     from matplotlib.font_manager import fontManager
