@@ -20,9 +20,7 @@ class Row(NamedTuple):
     line: int  # its first line, from 1; in Parquet and Arrow the number of the row
 
 
-class Rejected(NamedTuple):
-    """What a format yields in place of values that cannot be used."""
-
+class Rejected(NamedTuple):  # what a format yields in place of values that cannot be used
     reason: str
     content: str
 

@@ -39,8 +39,8 @@ class Batch(NamedTuple):
 class TokenStore(Dataset[Batch]):
     """Tokenized rows. `store[micro_batch]` is that micro-batch, collated.
 
-    `token_types`: whether inputs say which text of a pair a token belongs to.
-    `subset`: file with the row numbers that it is made of; all of the folder's rows if None.
+    `token_types`: whether inputs say which text of a pair a token belongs to. `subset`: a file with
+    the numbers of its rows; None: all rows of the folder.
     """
 
     def __init__(self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None):
@@ -146,11 +146,11 @@ def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: in
     """
     bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()  # of the number of parts
     second = np.zeros(len(hashes), np.bool_)
-    totals = np.zeros(int(labels.max()) + 1, np.int64)  # rows of each label
+    totals, before = np.zeros((2, int(labels.max()) + 1), np.int64)  # rows of each label
     for part in range(1 << bits):
         _, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
         np.add.at(totals, label, counts)
-    wanted, before = np.round(totals * fraction), np.zeros_like(totals)
+    wanted = np.round(totals * fraction)
     for part in range(1 << bits):
         rows, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
         order = np.argsort(label, kind="stable")
@@ -180,6 +180,5 @@ def _shuffled_texts(
         part_keys.append(keys[rows])
     row, key = np.concatenate(part_rows), np.concatenate(part_keys)
     order = np.lexsort((labels[row], key))
-    row, key = row[order], key[order]
-    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]][: len(key)])
-    return row, labels[row[first]], np.diff(np.r_[first, len(row)])
+    _, first, counts = np.unique(key[order], return_index=True, return_counts=True)
+    return row[order], labels[row[order][first]], counts

@@ -96,18 +96,16 @@ class Encoder:
 
     def _special_tokens(self, *texts: str) -> list[list[int]]:
         """Those before, between and after one or two texts."""
-        [text_ids], ids = self._token_ids(texts[:1]), self.backend.encode(*texts).ids
-        special: list[list[int]] = [[]]
-        while ids:
-            if ids[: len(text_ids)] == text_ids and len(special) <= len(texts):
-                special.append([])
-                ids = ids[len(text_ids) :]
-            else:
-                special[-1].append(ids.pop(0))
-        if len(special) != len(texts) + 1:
-            problem = "this tokenizer changes a text when it adds special tokens"
-            raise UserError(f"{problem}; choose another model")
-        return special
+        [text_ids], rest = self._token_ids(texts[:1]), self.backend.encode(*texts).ids
+        special = []
+        for _ in texts:
+            starts = [i for i in range(len(rest)) if rest[i : i + len(text_ids)] == text_ids]
+            if not starts:
+                problem = "this tokenizer changes a text when it adds special tokens"
+                raise UserError(f"{problem}; choose another model")
+            special.append(rest[: starts[0]])
+            rest = rest[starts[0] + len(text_ids) :]
+        return [*special, rest]
 
     def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)

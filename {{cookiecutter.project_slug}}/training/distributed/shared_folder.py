@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -23,8 +22,7 @@ log = logging.getLogger("training")
 def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     """Return `folder`; if it does not exist, one process makes it with `build` while others wait.
 
-    It is built under another name and renamed, so an interrupted build leaves nothing that looks
-    complete. The system releases the lock of a process that is killed. `what`: for the log.
+    It is built under another name and renamed: what looks complete is. `what`: for the log.
     """
     if folder.exists():
         return folder
@@ -32,7 +30,7 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     deadline = time.monotonic() + (0.0 if has_terminal() else 1.0)
     while time.monotonic() < deadline and not folder.exists():
         time.sleep(0.01)  # the rank whose progress bar can be seen builds first
-    lock = FileLock(f"{folder}.lock")
+    lock = FileLock(f"{folder}.lock")  # the system releases it when its process is killed
     if not _acquired(lock, 0):
         log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
         while not _acquired(lock, 5.0):
@@ -44,7 +42,7 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
             building.mkdir()
             with explain_disk_errors(building):
                 build(building)
-            os.replace(building, folder)
+            building.replace(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,11 @@ from training.settings.batch_sizes import batch_sizes
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
 from training.settings.flags import parse_args
-from training.tracking.figures import MAX_CLASSES, draw_rows
-
-if TYPE_CHECKING:  # it brings torch, and a mistyped flag is reported before that is imported
-    from training.dataset.token_store import TokenStore
+from training.tracking.figures import MAX_CLASSES, Sections, Splits, draw_rows
 
 FORWARD_TOKENS = 8192  # of the suggested batch_size: enough to keep a GPU busy
 ROWS_COMPARED_AT_A_TIME = 1 << 20  # so that memory does not grow with the rows
-Splits = dict[str, "TokenStore"]
+
 
 def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
     """A sentence for each thing that is worth a look; with a tokenizer, examples too."""
@@ -55,21 +52,19 @@ def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
 
 def _example(splits: Splits, tokenizer: Any, text_hash: int) -> str:
     """A text with several labels, as its tokens have it, and how often it has which."""
-    text, label_counts = "", []
+    text, label_counts = "", Counter[str]()
     for name, store in splits.items():
         rows = np.flatnonzero(store.values("folded") == text_hash)
         if len(rows) and not text:
             row = rows[store.values("exact", rows).argmin()]  # in any order of rows the same
-            ids = store.inputs(np.array([row]))["input_ids"][0]
-            text = " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
-        label_sets = np.atleast_2d(store.label_ids(rows).T).T  # a row of ids, or of 0 and 1
-        for label, count in Counter(map(tuple, label_sets)).items():
-            label_ids = np.flatnonzero(label) if store.multi_label else label
-            names = " + ".join(store.labels[i] for i in label_ids) or "no label"
-            label_counts.append(f"{count} x {names!r} in {name}")
-    if len(text) > 60:
-        text = f"{text[:60]}..."
-    return f"  {text}: {', '.join(sorted(label_counts))}"
+            tokens = store.inputs(np.array([row]))["input_ids"][0]
+            text = " ".join(tokenizer.decode(tokens, skip_special_tokens=True).split())
+        for label in store.label_ids(rows):  # an id, or 0 and 1 for each label
+            ids = np.flatnonzero(label) if store.multi_label else [label]
+            names = " + ".join(store.labels[i] for i in ids) or "no label"
+            label_counts[f"{names!r} in {name}"] += 1
+    shown = sorted(f"{count} x {label}" for label, count in label_counts.items())
+    return f"  {text[:60]}{'...' if len(text) > 60 else ''}: {', '.join(shown)}"
 
 
 def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
@@ -78,38 +73,32 @@ def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
     (a, a, kind): rows of split a beyond the first with their text; (a, b, kind): rows of b whose
     text is in a. Kind: exact or folded. "texts" with different labels, and their "rows".
     """
-    counts: Counter[Any] = Counter()
-    examples: list[int] = []
-    hashes = {name: store.values("folded") for name, store in splits.items()}
+    counts, examples = Counter[Any](), list[int]()
     set_keys = np.random.default_rng(0).integers(2**63, size=len(splits["train"].labels))
     parts = math.ceil(sum(map(len, splits.values())) / ROWS_COMPARED_AT_A_TIME)
     bounds = [2**64 * i // parts for i in range(parts + 1)]
+    folded = {name: store.values("folded") for name, store in splits.items()}
     for low, high in itertools.pairwise(bounds):  # all rows of a text are in the same part
-        rows = {k: np.flatnonzero((n >= low) & (n <= high - 1)) for k, n in hashes.items()}
+        rows = {k: np.flatnonzero((n >= low) & (n <= high - 1)) for k, n in folded.items()}
+        split = np.repeat(np.arange(len(splits)), list(map(len, rows.values())))
         for kind in ("exact", "folded"):
-            ordered = {k: np.sort(s.values(kind, rows[k])) for k, s in splits.items()}
+            hashes = np.concatenate([s.values(kind, rows[k]) for k, s in splits.items()])
+            texts, text = np.unique(hashes, return_inverse=True)
+            text_rows = np.zeros((len(texts), len(splits)), np.int64)  # of each text in each split
+            np.add.at(text_rows, (text, split), 1)
+            in_split = dict(zip(splits, text_rows.T, strict=True))
             for a, b in itertools.combinations_with_replacement(splits, 2):
-                counts[a, b, kind] += int((_occurrences(ordered[b], ordered[a]) > 0).sum())
-                if a == b:  # all but the first row of each text
-                    counts[a, b, kind] -= len(np.unique(ordered[a]))
-        folded = np.concatenate([hashes[k][rows[k]] for k in splits])
+                again = (in_split[a] - 1).clip(0) if a == b else in_split[b][in_split[a] > 0]
+                counts[a, b, kind] += int(again.sum())
         labels = np.concatenate([s.label_ids(rows[k]) for k, s in splits.items()])
         if labels.ndim == 2:  # a number for each set of labels
             labels = np.einsum("ij,j->i", labels, set_keys)
-        order = np.argsort(folded)
-        folded, labels = folded[order], labels[order]
-        differ = (folded[1:] == folded[:-1]) & (labels[1:] != labels[:-1])
-        texts = np.unique(folded[1:][differ])
-        counts["texts"] += len(texts)
-        counts["rows"] += int(_occurrences(texts, folded).sum())
-        examples += texts[:5].tolist()
+        one_label = np.empty(len(texts), labels.dtype)
+        one_label[text] = labels
+        several = np.unique(text[one_label[text] != labels])
+        counts.update(texts=len(several), rows=int(text_rows[several].sum()))
+        examples += texts[several[:5]].tolist()
     return counts, examples[:5]
-
-
-def _occurrences(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """How often each of `values` is in the sorted `ordered`. np.isin takes 50 times as long."""
-    ends = np.searchsorted(ordered, values, "right")
-    return ends - np.searchsorted(ordered, values, "left")
 
 
 def parse() -> tuple[Path, TrainConfig]:
@@ -145,7 +134,7 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
         sys.exit(f"data.py: {error}")
 
 
-def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> dict[str, list[str]]:
+def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> Sections:
     """The lines of the report by title. `longest`: the most tokens that may be suggested."""
     train = splits["train"]
     return {
@@ -188,7 +177,7 @@ def _length_table(splits: Splits, max_length: int) -> list[str]:
     return lines
 
 
-def suggestions(config: TrainConfig, train: "TokenStore", longest: int) -> list[str]:
+def suggestions(config: TrainConfig, train: Any, longest: int) -> list[str]:
     """Settings that fit the rows, with the reason; padding and steps under the present ones."""
     import torch
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 30  # of a data report, in table and picture
 Splits = dict[str, "TokenStore"]
+Sections = dict[str, list[str]]  # of the report: lines by title
 CJK_FONTS = re.compile(".*Sans.*CJK|SimHei|.*YaHei|PingFang|Heiti|WenQuanYi|Hiragino Sans|Malgun")
 
 
@@ -59,11 +60,8 @@ def confusion_image(matrix: np.ndarray, labels: list[str]) -> np.ndarray:
         return np.array(canvas.buffer_rgba())
 
 
-def draw_rows(splits: Splits, sections: dict[str, list[str]], path: Path) -> None:
-    """The classes, the lengths, and what the report says of them, in one picture.
-
-    `sections`: lines by title; the first two titles are those of the two diagrams.
-    """
+def draw_rows(splits: Splits, sections: Sections, path: Path) -> None:
+    """Two diagrams, whose titles are those of the first two sections, and the other sections."""
     from matplotlib.figure import Figure
 
     classes, lengths, *titles = sections
@@ -86,12 +84,11 @@ def _draw_classes(axes: Any, splits: Splits) -> None:
     """Horizontal bars: the share of the largest classes in each split."""
     train = splits["train"]
     order = np.argsort(train.label_counts(), kind="stable")[-MAX_CLASSES:]
-    thickness = 0.8 / len(splits)
+    places, thickness = np.arange(len(order)), 0.8 / len(splits)
     for i, (name, store) in enumerate(splits.items()):
         share = 100 * store.label_counts()[order] / len(store)
-        axes.barh(np.arange(len(order)) - i * thickness, share, thickness, label=name)
-    middles = np.arange(len(order)) - 0.4 + thickness / 2
-    axes.set_yticks(middles, [train.labels[i][:30] for i in order])
+        axes.barh(places - i * thickness, share, thickness, label=name)
+    axes.set_yticks(places - 0.4 + thickness / 2, [train.labels[i][:30] for i in order])
     axes.set_xlabel("% of the rows")
     axes.legend()
 
