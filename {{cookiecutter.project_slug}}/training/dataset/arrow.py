@@ -1,7 +1,6 @@
 """Parquet and Arrow files, and Hugging Face data sets, which are Arrow tables, to raw values.
 
-A data set stands where a file could: hf://org/name[@revision][:config][/split]. What is a CSV file
-there, `datasets` reads in its own way: it makes 7 of 007, and of NA a missing value.
+`datasets` reads the CSV files of a data set in its own way: it makes 7 of 007, and null of NA.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Rows to a token store: read, tokenized and written once, by one process, before anything waits.
 
-The store's name is made from all that its content depends on: the rows, the code of `data.py`, the
-tokenizer and the settings. Other content has another name, so nothing stale is ever read.
+Its name is a hash of all that its content depends on, so nothing stale is ever read.
 """
 
 import json
@@ -137,11 +136,8 @@ class StoreWriter:
         hashes = np.fromiter(chain.from_iterable(map(text_hashes, texts)), np.uint64)
         self._append("exact", hashes[::2])
         self._append("folded", hashes[1::2])
-        self._write_label_ids(rows)
         self.rows += len(rows)
         self.tokens += int(lengths.sum())
-
-    def _write_label_ids(self, rows: list[Row]) -> None:
         labels: list[Any] = [row.label for row in rows]
         labels = [dict.fromkeys(label if self.multi_label else (label,)) for label in labels]
         for row, names in zip(rows, labels, strict=True):

@@ -69,11 +69,10 @@ class ReadOptions:
                 hint = did_you_mean(name, names)
                 found = f"{count} columns {name!r}" if count else f"no column {name!r}{hint}"
                 shown = ", ".join(repr(other[:50]) for other in names[:20])
-                raise UserError(
-                    f"{path} has {found}; it has {shown}; set {flags.get(name, '--text-column')}; "
-                    "in CSV and TSV also --delimiter, or --no-header, with which columns are "
-                    "numbered from 1"
-                )
+                flag = flags.get(name, "--text-column")
+                no_header = "or --no-header, with which columns are numbered from 1"
+                way_out = f"set {flag}; in CSV and TSV also --delimiter, {no_header}"
+                raise UserError(f"{path} has {found}; it has {shown}; {way_out}")
         return [names.index(name) for name in self.columns]
 
 

@@ -1,7 +1,6 @@
 """The token store: tokenized rows in memory-mapped files, shared by all ranks and workers.
 
-A row is never a Python object: a micro-batch is cut straight from the mapped files, so memory does
-not grow with rows, ranks or loader workers. `build.py` writes these files.
+A micro-batch is cut straight from these files, which `build.py` writes: no row is a Python object.
 """
 
 import json

@@ -31,10 +31,14 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     while time.monotonic() < deadline and not folder.exists():
         time.sleep(0.01)  # the rank whose progress bar can be seen builds first
     lock = FileLock(f"{folder}.lock")  # the system releases it when its process is killed
-    if not _acquired(lock, 0):
+    with suppress(Timeout):
+        lock.acquire(0)
+    if not lock.is_locked:
         log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
-        while not _acquired(lock, 5.0):
-            watchdog.heartbeat()  # it may take hours, and nothing is wrong
+    while not lock.is_locked:
+        watchdog.heartbeat()  # it may take hours, and nothing is wrong
+        with suppress(Timeout):
+            lock.acquire(5.0)
     building = folder.with_name(f".building-{folder.name}")
     try:
         if not folder.exists():
@@ -47,12 +51,6 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()
     return folder
-
-
-def _acquired(lock: FileLock, seconds: float) -> bool:
-    with suppress(Timeout):
-        lock.acquire(seconds)
-    return lock.is_locked
 
 
 def content_key(*parts: Any) -> str:

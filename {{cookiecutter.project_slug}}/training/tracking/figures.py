@@ -1,7 +1,4 @@
-"""Pictures: the confusion matrix of an evaluation, and the rows of a data report.
-
-Matplotlib is imported where a picture is drawn: most runs draw none before their first evaluation.
-"""
+"""Pictures. Matplotlib is imported where one is drawn: most runs draw none at the start."""
 
 import re
 import textwrap
@@ -24,16 +21,12 @@ CJK_FONTS = re.compile(".*Sans.*CJK|SimHei|.*YaHei|PingFang|Heiti|WenQuanYi|Hira
 
 @contextmanager
 def any_text() -> Iterator[None]:
-    """Draw and save figures in here: labels are shown as they are, in any script.
-
-    A `$` begins no formula, Chinese, Japanese and Korean use an installed font, and there are no
-    warnings of characters that no font has.
-    """
+    """Figures that are drawn and saved in here show labels as they are, in any script."""
     import matplotlib
     from matplotlib.font_manager import fontManager
 
     fonts = sorted(filter(CJK_FONTS.match, {font.name for font in fontManager.ttflist}))
-    style: Any = {"font.family": ["DejaVu Sans", *fonts], "text.parse_math": False}
+    style: Any = {"font.family": ["DejaVu Sans", *fonts], "text.parse_math": False}  # $ is a $
     with matplotlib.rc_context(style), warnings.catch_warnings(action="ignore"):
         yield
 
@@ -68,40 +61,27 @@ def draw_rows(splits: Splits, sections: Sections, path: Path) -> None:
     lines = [line for title in titles for line in ("", title, *sections[title])]
     text = "\n".join(textwrap.fill(line, 140, subsequent_indent="      ") for line in lines)
     heights = [5, 0.18 * text.count("\n")]  # inches
+    train, full = splits["train"], splits["train"].values("full_length")
+    order = np.argsort(train.label_counts(), kind="stable")[-MAX_CLASSES:]
+    places, thickness = np.arange(len(order)), 0.8 / len(splits)
+    edges = 2 ** np.arange(2, 12.5, 0.5)  # of the histogram's bins, in tokens
     with any_text():
         figure = Figure(figsize=(12, sum(heights)), layout="constrained")
         left, right, below = figure.subplot_mosaic("AB;CC", height_ratios=heights).values()
-        _draw_classes(left, splits)
-        _draw_lengths(right, splits)
-        left.set_title(classes)
-        right.set_title(lengths)
+        for i, (name, store) in enumerate(splits.items()):
+            share = 100 * store.label_counts()[order] / len(store)
+            left.barh(places - i * thickness, share, thickness, label=name)
+            tokens = np.clip(store.values("full_length"), edges[0], edges[-1])
+            share = 100 * np.histogram(tokens, edges)[0] / len(store)
+            right.stairs(share, edges, label=f"{name}, {len(store):,} rows", lw=2)
+        left.set_yticks(places - 0.4 + thickness / 2, [train.labels[i][:30] for i in order])
+        left.set(title=classes, xlabel="% of the rows")
+        left.legend()
+        right.set_xscale("log", base=2)
+        right.set_xticks(edges[2::2], [f"{n:.0f}\n{(full > n).mean():.1%}" for n in edges[2::2]])
+        tokens_label = "tokens; below: share of the train rows with more"
+        right.set(title=lengths, xlabel=tokens_label, ylabel="% of the rows")
+        right.legend()
         below.axis("off")
         below.text(0, 1, text, va="top", fontsize=9)
         figure.savefig(path, dpi=110)
-
-
-def _draw_classes(axes: Any, splits: Splits) -> None:
-    """Horizontal bars: the share of the largest classes in each split."""
-    train = splits["train"]
-    order = np.argsort(train.label_counts(), kind="stable")[-MAX_CLASSES:]
-    places, thickness = np.arange(len(order)), 0.8 / len(splits)
-    for i, (name, store) in enumerate(splits.items()):
-        share = 100 * store.label_counts()[order] / len(store)
-        axes.barh(places - i * thickness, share, thickness, label=name)
-    axes.set_yticks(places - 0.4 + thickness / 2, [train.labels[i][:30] for i in order])
-    axes.set_xlabel("% of the rows")
-    axes.legend()
-
-
-def _draw_lengths(axes: Any, splits: Splits) -> None:
-    """Histograms of the tokens of a row before it is cut."""
-    edges = 2 ** np.arange(2, 12.5, 0.5)
-    for name, store in splits.items():
-        tokens = np.clip(store.values("full_length"), edges[0], edges[-1])
-        share = 100 * np.histogram(tokens, edges)[0] / len(store)
-        axes.stairs(share, edges, label=f"{name}, {len(store):,} rows", lw=2)
-    full = splits["train"].values("full_length")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(edges[2::2], [f"{n:.0f}\n{(full > n).mean():.1%}" for n in edges[2::2]])
-    axes.set(xlabel="tokens; below: share of the train rows with more", ylabel="% of the rows")
-    axes.legend()
