@@ -42,10 +42,7 @@ LABELS_AT_A_TIME = 4096  # rows whose labels get their final ids together
 def open_dataset(
     config: TrainConfig, source: ModuleType, build_tokenizer: Callable[..., Tokenizer]
 ) -> tuple[Tokenizer, Splits]:
-    """The tokenizer of model.py, and the rows of `source` (data.py) by split.
-
-    Call on every rank: one builds what is missing. Errors: UserError if ranks have other rows.
-    """
+    """The tokenizer of model.py, and the rows of `source` (data.py) by split, on every rank."""
     tokenizer = prepare_tokenizer(config, source, build_tokenizer)
     splits = open_splits(config, source, tokenizer)
     check_same_on_all_ranks([split.folder.name for split in splits.values()], "the data")
@@ -154,16 +151,23 @@ class StoreWriter:
         """Write the labels under their final ids, and the description of the store."""
         if not self.rows:
             raise UserError("there are no rows")
-        if self.known_labels and self.first_seen:
-            raise UserError(self._unknown_labels())
-        labels = self.known_labels or sorted_labels(self.label_ids)
+        known, new = self.known_labels, self.first_seen
+        if known and new:
+            examples = "; ".join(
+                f"{name!r} ({self.label_rows[name]} rows, first at {new[name]}"
+                f"{did_you_mean(name, known)})"
+                for name in list(new)[:5]
+            )
+            problem = f"{len(new)} labels are not among those of the training rows: {examples}"
+            raise UserError(f"{problem}; correct them, or add training rows for them")
+        labels = known or sorted_labels(new)
         if len(labels) < 2:
             raise UserError(f"all {self.rows} rows have the label {labels[0]!r}; two are needed")
         self._write_labels(labels)
         for file in (*self.files.values(), self.bad_rows):
             file.close()
-        for name in ("label_ids", "label_counts"):
-            (self.folder / f"{name}.bin").unlink()
+        (self.folder / "label_ids.bin").unlink()
+        (self.folder / "label_counts.bin").unlink()
         meta = {
             "rows": self.rows, "lines": report.lines,
             "labels": labels, "multi_label": self.multi_label, "pairs": self.pairs,
@@ -186,17 +190,6 @@ class StoreWriter:
                     matrix[np.repeat(np.arange(len(counts)), counts), ids] = 1
                     ids = matrix
                 file.write(ids.tobytes())
-
-    def _unknown_labels(self) -> str:
-        """What is wrong with labels that the training rows do not have."""
-        known, unknown = self.known_labels, list(self.first_seen.items())
-        examples = "; ".join(
-            f"{name!r} ({self.label_rows[name]} rows, first at {place}{did_you_mean(name, known)})"
-            for name, place in unknown[:5]
-        )
-        rule = "not among those of the training rows"
-        way_out = "correct them, or add training rows for them"
-        return f"{len(unknown)} labels are {rule}: {examples}; {way_out}"
 
 
 def sorted_labels(names: Collection[str]) -> list[str]:

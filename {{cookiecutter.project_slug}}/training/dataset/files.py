@@ -24,7 +24,7 @@ COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.op
 
 def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
     """Files for paths and globs (`**` too), each glob sorted. Errors: FileNotFoundError."""
-    files: list[Path] = []
+    files = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():

@@ -21,9 +21,7 @@ ROWS_AT_A_TIME = 1 << 16  # where all rows are looked at, so that memory does no
 ROWS_SORTED_AT_A_TIME = 1 << 20  # larger: every part of a sorted order takes a pass over all rows
 
 
-class Batch(NamedTuple):
-    """A micro-batch as tensors."""
-
+class Batch(NamedTuple):  # a micro-batch as tensors
     inputs: dict[str, torch.Tensor]  # input_ids, attention_mask: (batch, length)
     labels: torch.Tensor  # (batch,) label ids, or (batch, labels) of 0 and 1
     weight: torch.Tensor  # (batch,) weight of each row's loss
@@ -36,10 +34,9 @@ class Batch(NamedTuple):
 
 
 class TokenStore(Dataset[Batch]):
-    """Tokenized rows. `store[micro_batch]` is that micro-batch, collated.
+    """Tokenized rows: those of the folder, or the `subset` in a file of row numbers.
 
-    `token_types`: whether inputs say which text of a pair a token belongs to. `subset`: a file with
-    the numbers of its rows; None: all rows of the folder.
+    `store[micro_batch]` is that micro-batch, collated; with `token_types` for pairs of texts.
     """
 
     def __init__(self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None):
@@ -138,10 +135,10 @@ Splits = dict[str, TokenStore]
 
 
 def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Rows of the smaller part: (n,) bool. `hashes`: equal for equal texts; `labels`: label ids.
+    """Rows of the smaller part, (n,) bool, from the hashes of their texts and their label ids.
 
-    Texts stand in an order made by the seed; of every label, the first are taken until their rows
-    reach the fraction, rounded to whole rows. A text has the lowest of its rows' labels.
+    Texts are shuffled with the seed; of every label, the first are taken until their rows reach the
+    fraction, rounded to whole rows. A text has the lowest of its rows' labels.
     """
     bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()  # of the number of parts
     second = np.zeros(len(hashes), np.bool_)
@@ -165,19 +162,16 @@ def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: in
 def _shuffled_texts(
     hashes: np.ndarray, labels: np.ndarray, seed: int, bits: int, part: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A part of the texts in an order made by the seed: their rows; each text's lowest label and
-    number of rows."""
-    part_rows, part_keys = [], []
+    """A part of the shuffled texts: their rows, and each text's lowest label and number of rows."""
+    chosen = []
     for begin in range(0, len(hashes), ROWS_SORTED_AT_A_TIME):
         keys = hashes[begin : begin + ROWS_SORTED_AT_A_TIME] ^ np.uint64(seed % 2**63)
         keys *= np.uint64(0x9E3779B97F4A7C15)
-        keys ^= keys >> np.uint64(29)
-        keys *= np.uint64(0xBF58476D1CE4E5B9)
+        keys = (keys ^ (keys >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         keys ^= keys >> np.uint64(32)
         rows = np.flatnonzero(keys >> np.uint64(63 - bits) >> np.uint64(1) == part)
-        part_rows.append(begin + rows)
-        part_keys.append(keys[rows])
-    row, key = np.concatenate(part_rows), np.concatenate(part_keys)
+        chosen.append((begin + rows, keys[rows]))
+    row, key = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
     order = np.lexsort((labels[row], key))
     _, first, counts = np.unique(key[order], return_index=True, return_counts=True)
     return row[order], labels[row[order][first]], counts

@@ -111,8 +111,7 @@ def parse() -> tuple[Path, TrainConfig]:
 
 
 def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleType) -> None:
-    """Print the report on the rows of `source` (data.py) for `model` (model.py), and write it as
-    `data_report.txt` and `data_report.png`."""
+    """Print the report on the rows of `source` (data.py), and write it as text and picture."""
     from training.dataset.build import open_splits
     from training.dataset.tokenizer import prepare_tokenizer
 
@@ -136,20 +135,19 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
 
 def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> Sections:
     """The lines of the report by title. `longest`: the most tokens that may be suggested."""
-    train = splits["train"]
+    title = f"{Path(config.train_file[0]).name}: {len(splits['train'].labels)} classes"
     return {
-        f"{Path(config.train_file[0]).name}: {len(train.labels)} classes": _class_table(splits),
+        title: _class_table(splits),
         "Tokens of a row, special ones included": _length_table(splits, config.max_length),
         "Worth a look": remarks(splits, tokenizer) or ["nothing found"],
-        "Suggestions": suggestions(config, train, longest),
+        "Suggestions": suggestions(config, splits["train"], longest),
     }
 
 
 def _class_table(splits: Splits) -> list[str]:
     """Rows and share of each class in each split, the largest classes first."""
-    labels = splits["train"].labels
+    labels, row = splits["train"].labels, "{:>22}" * len(splits)
     counts = {name: store.label_counts() for name, store in splits.items()}
-    row = "{:>22}" * len(splits)
     lines = [row.format(*(f"{name} {len(store):,}" for name, store in splits.items()))]
     for i in np.argsort(-counts["train"], kind="stable")[:MAX_CLASSES]:
         cells = [f"{n[i]:,}{n[i] / len(splits[name]):>9.1%}" for name, n in counts.items()]
@@ -190,11 +188,10 @@ def suggestions(config: TrainConfig, train: Any, longest: int) -> list[str]:
     batch_size = max(1, min(FORWARD_TOKENS // length, rank_rows))
     kept = f"--max-length {length}: {(full <= length).mean():.1%} of the train rows stay whole"
     needs = f"; 99 % would need {needed:,}" if length < needed else ""
-    reason = (
-        f"a rank has {rank_rows} rows in a step, and a forward should have up to "
-        f"{FORWARD_TOKENS:,} tokens; if memory runs out, lower it: the result stays the same"
-    )
-    lines = [kept + needs, f"--batch-size {1 << batch_size.bit_length() - 1}: {reason}"]
+    fill = f"a rank has {rank_rows} rows in a step, and a forward should have up to"
+    lower = "if memory runs out, lower it: the result stays the same"
+    size = f"--batch-size {1 << batch_size.bit_length() - 1}"
+    lines = [kept + needs, f"{size}: {fill} {FORWARD_TOKENS:,} tokens; {lower}"]
     for flag, grouped in (("--group-by-length", True), ("--no-group-by-length", False)):
         plan = BatchPlan(
             train, sizes, seed=config.seed, group_by_length=grouped, num_replicas=ranks, rank=0
