@@ -1,7 +1,6 @@
 """Where rows come from. EDIT ME to read something other than files with a text and a label column.
 
-`rows` yields the rows of a split. They are tokenized once and kept, so it may be slow. Nothing here
-knows of ranks: the rows are read by one process, and every rank sees the same.
+`rows` yields the rows of a split. One process reads and tokenizes them, once, for all ranks.
 
     python data.py --report [FOLDER] [train.py flags]    # what is in the rows: text and a picture
 """

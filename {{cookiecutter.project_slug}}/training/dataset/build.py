@@ -19,16 +19,9 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from training.dataset.rows import ReadReport, Row, text_hashes
+from training.dataset.rows import ReadReport, Row, text_hashes, what_rows_depend_on
 from training.dataset.token_store import ARRAYS, Splits, TokenStore
-from training.dataset.tokenizer import (
-    Encoded,
-    Encoder,
-    chunks,
-    prepare_tokenizer,
-    separator_of,
-    what_rows_depend_on,
-)
+from training.dataset.tokenizer import Encoded, Encoder, chunks, prepare_tokenizer, separator_of
 from training.distributed.ranks import check_same_on_all_ranks
 from training.distributed.shared_folder import build_once, content_key
 from training.settings.config import TrainConfig
@@ -151,11 +144,10 @@ class StoreWriter:
         """Write the labels under their final ids, and the description of the store."""
         if not self.rows:
             raise UserError("there are no rows")
-        known, new = self.known_labels, self.first_seen
+        known, new, rows = self.known_labels, self.first_seen, self.label_rows
         if known and new:
             examples = "; ".join(
-                f"{name!r} ({self.label_rows[name]} rows, first at {new[name]}"
-                f"{did_you_mean(name, known)})"
+                f"{name!r} ({rows[name]} rows, first at {new[name]}{did_you_mean(name, known)})"
                 for name in list(new)[:5]
             )
             problem = f"{len(new)} labels are not among those of the training rows: {examples}"

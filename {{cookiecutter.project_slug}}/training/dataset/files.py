@@ -129,8 +129,7 @@ def _decode_error(path: Path, encoding: str) -> UserError:
         advice = f"; it looks like {likely}: pass --encoding {likely}"
     else:
         advice = "; pass its own with --encoding (gb18030, big5, utf-16, latin-1, ...)"
-    offset += start - len(buffer)
-    byte = f"byte {offset} (0x{buffer[start]:02X})"
+    byte = f"byte {offset - len(buffer) + start} (0x{buffer[start]:02X})"
     return UserError(f"{path}:{line}: {byte} is not {encoding}{advice}")
 
 

@@ -8,7 +8,6 @@ list) makes a bad row, and so does an empty text or label, or a blank line befor
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -118,7 +117,7 @@ def _table_values(path: Path, lines: Lines, options: ReadOptions, report: ReadRe
     quoted = suffix == ".csv" or (options.tsv_quoting and delimiter != "\n")
     reader: Any = csv.reader(lines, delimiter=delimiter, strict=True) if quoted else None
     rows = reader or _split(lines, delimiter)
-    width, last, pick, long_rows = -1, 0, _picker([0]), LongRows(delimiter)
+    width, last, pick, long_rows, suspect = -1, 0, _picker([0]), 0, (False, 0, 0)
     while True:
         try:
             for fields in rows:
@@ -126,7 +125,8 @@ def _table_values(path: Path, lines: Lines, options: ReadOptions, report: ReadRe
                 last = reader.line_num if quoted else line
                 if len(fields) == width:
                     if line < last:
-                        long_rows.add(fields, line, last)
+                        long_rows += 1
+                        suspect = max(suspect, _suspicion(fields, delimiter, line, last))
                     yield line, pick(fields)
                 elif fields and width < 0:  # the first row; blank lines before it do not count
                     width = len(fields)
@@ -148,30 +148,18 @@ def _table_values(path: Path, lines: Lines, options: ReadOptions, report: ReadRe
                 reason += f"; lines {line} to {last} are not rows"
             yield line, Rejected(reason, "")
     report.lines += last
-    if long_rows.count:
-        report.notes.append(f"{path}: {long_rows.note()}")
-
-
-@dataclass
-class LongRows:
-    """Rows of several lines: a document each, or rows that a stray quote made into one."""
-
-    delimiter: str
-    count: int = 0
-    # Of the one to look at first: whether its lines seem to be rows, how many, the first.
-    first_suspect: tuple[bool, int, int] = (False, 0, 0)
-
-    def add(self, fields: list[str], line: int, last: int) -> None:
-        inside = self.delimiter.join(fields).split("\n")
-        seem_rows = all(each.count(self.delimiter) == len(fields) - 1 for each in inside)
-        self.count += 1
-        self.first_suspect = max(self.first_suspect, (seem_rows, last - line + 1, line))
-
-    def note(self) -> str:
-        seem_rows, lines, line = self.first_suspect
+    if long_rows:
+        seem_rows, height, line = suspect
         hint = ", and seem to be rows: is a quote missing?" if seem_rows else ""
-        where = f"lines {line:,} to {line + lines - 1:,} are one row{hint}"
-        return f"{self.count:,} rows have several lines; {where}"
+        where = f"lines {line:,} to {line + height - 1:,} are one row{hint}"
+        report.notes.append(f"{path}: {long_rows:,} rows have several lines; {where}")
+
+
+def _suspicion(fields: list[str], delimiter: str, line: int, last: int) -> tuple[bool, int, int]:
+    """Of a row of several lines: whether they seem to be rows, how many they are, the first."""
+    inside = delimiter.join(fields).split("\n")
+    seem_rows = all(each.count(delimiter) == len(fields) - 1 for each in inside)
+    return seem_rows, last - line + 1, line
 
 
 def _json_values(path: Path, lines: Lines, options: ReadOptions, report: ReadReport) -> Values:

@@ -1,11 +1,13 @@
 """What a row is: its columns, how raw values become texts and labels, and what makes a row bad."""
 
+import inspect
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from training.settings.config import TrainConfig
@@ -133,3 +135,9 @@ def text_hashes(text: str) -> tuple[int, int]:
 def _hash(text: str) -> int:
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def what_rows_depend_on(split: str, config: TrainConfig, source: ModuleType) -> list[Any]:
+    """The files, the code of `data.py` and the settings, for the name of what is made of rows."""
+    content, code = source.fingerprint(split, config), inspect.getsource(source)
+    return [split, content, code, config.row_settings()]

@@ -17,6 +17,7 @@ from training.distributed.shared_folder import build_once
 # One value per row: where its tokens begin, tokens of its first segment, its length uncut, and
 # hashes of its text as written and after folding (see `text_hashes`).
 ARRAYS = {"offsets": "<i8", "first": "<i4", "full_length": "<i4", "exact": "<u8", "folded": "<u8"}
+Splits = dict[str, "TokenStore"]
 ROWS_AT_A_TIME = 1 << 16  # where all rows are looked at, so that memory does not grow with them
 ROWS_SORTED_AT_A_TIME = 1 << 20  # larger: every part of a sorted order takes a pass over all rows
 
@@ -114,8 +115,7 @@ class TokenStore(Dataset[Batch]):
         return Batch(self.inputs(rows, micro_batch.length), labels, weight, micro_batch)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
-        """Two parts, the second with about `fraction` of every label's rows. Rows with the same
-        folded text stay together, and their order does not matter."""
+        """Two parts, the second with `fraction` of every label's rows; equal texts stay together."""
         folder = self.folder / f"split-{fraction}-{seed}"
 
         def build(folder: Path) -> None:
@@ -129,9 +129,6 @@ class TokenStore(Dataset[Batch]):
         build_once(folder, build, "the validation split")
         store = partial(TokenStore, self.folder, self.pad_id, self.token_types)
         return store(folder / "first.npy"), store(folder / "second.npy")
-
-
-Splits = dict[str, TokenStore]
 
 
 def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # Set before tokenizers is used: it would warn of the loader's workers, which do not tokenize.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from training.dataset.rows import ReadReport, Row
+from training.dataset.rows import ReadReport, Row, what_rows_depend_on
 from training.distributed import watchdog
 from training.distributed.shared_folder import build_once, content_key
 from training.settings.config import FROM_SCRATCH, TrainConfig
@@ -45,12 +45,6 @@ def prepare_tokenizer(
     key = content_key(inspect.getsource(build), *what_rows_depend_on("train", config, source))
     folder = Path(config.cache_dir) / f"tokenizer-{key}"
     return AutoTokenizer.from_pretrained(build_once(folder, train, "the tokenizer"))
-
-
-def what_rows_depend_on(split: str, config: TrainConfig, source: ModuleType) -> list[Any]:
-    """The files, the code of `data.py` and the settings, for the name of what is made of rows."""
-    content, code = source.fingerprint(split, config), inspect.getsource(source)
-    return [split, content, code, config.row_settings()]
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

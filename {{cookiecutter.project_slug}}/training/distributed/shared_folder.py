@@ -20,10 +20,7 @@ log = logging.getLogger("training")
 
 
 def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
-    """Return `folder`; if it does not exist, one process makes it with `build` while others wait.
-
-    It is built under another name and renamed: what looks complete is. `what`: for the log.
-    """
+    """Return `folder`; if it is missing, one process makes `what` with `build`, others wait."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +43,7 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
             building.mkdir()
             with explain_disk_errors(building):
                 build(building)
-            building.replace(folder)
+            building.replace(folder)  # an interrupted build leaves nothing that looks complete
     finally:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()
