@@ -115,7 +115,7 @@ class TokenStore(Dataset[Batch]):
         return Batch(self.inputs(rows, micro_batch.length), labels, weight, micro_batch)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
-        """Two parts, the second with `fraction` of every label's rows; equal texts stay together."""
+        """Two parts, the second with `fraction` of each label's rows; equal texts stay together."""
         folder = self.folder / f"split-{fraction}-{seed}"
 
         def build(folder: Path) -> None:

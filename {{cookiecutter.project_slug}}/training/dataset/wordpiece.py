@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers
+from tokenizers.pre_tokenizers import BertPreTokenizer, Metaspace, Sequence
 from tokenizers.trainers import BpeTrainer
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
@@ -16,9 +17,7 @@ def train_wordpiece(texts: Iterator[str], size: int = 16000) -> PreTrainedTokeni
     # choice follows the order of a hash table.
     merges = Tokenizer(models.BPE())
     merges.normalizer = normalizers.BertNormalizer(lowercase=True)
-    merges.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Metaspace(START, split=False)]
-    )
+    merges.pre_tokenizer = Sequence([BertPreTokenizer(), Metaspace(START, split=False)])
     trainer = BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False)
     merges.train_from_iterator(texts, trainer)
     pieces = sorted(merges.get_vocab(), key=merges.get_vocab().__getitem__)

@@ -21,12 +21,12 @@ log = logging.getLogger("training")
 
 def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
     """Return `folder`; if it is missing, one process makes `what` with `build`, others wait."""
-    if folder.exists():
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + (0.0 if has_terminal() else 1.0)
     while time.monotonic() < deadline and not folder.exists():
         time.sleep(0.01)  # the rank whose progress bar can be seen builds first
+    if folder.exists():
+        return folder
     lock = FileLock(f"{folder}.lock")  # the system releases it when its process is killed
     with suppress(Timeout):
         lock.acquire(0)

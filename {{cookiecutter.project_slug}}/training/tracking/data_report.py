@@ -83,7 +83,7 @@ def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
         split = np.repeat(np.arange(len(splits)), list(map(len, rows.values())))
         for kind in ("exact", "folded"):
             hashes = np.concatenate([s.values(kind, rows[k]) for k, s in splits.items()])
-            texts, text = np.unique(hashes, return_inverse=True)
+            texts, first, text = np.unique(hashes, return_index=True, return_inverse=True)
             text_rows = np.zeros((len(texts), len(splits)), np.int64)  # of each text in each split
             np.add.at(text_rows, (text, split), 1)
             in_split = dict(zip(splits, text_rows.T, strict=True))
@@ -93,9 +93,7 @@ def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
         labels = np.concatenate([s.label_ids(rows[k]) for k, s in splits.items()])
         if labels.ndim == 2:  # a number for each set of labels
             labels = np.einsum("ij,j->i", labels, set_keys)
-        one_label = np.empty(len(texts), labels.dtype)
-        one_label[text] = labels
-        several = np.unique(text[one_label[text] != labels])
+        several = np.unique(text[labels != labels[first[text]]])  # texts with different labels
         counts.update(texts=len(several), rows=int(text_rows[several].sum()))
         examples += texts[several[:5]].tolist()
     return counts, examples[:5]
@@ -168,11 +166,10 @@ def _length_table(splits: Splits, max_length: int) -> list[str]:
         points = np.percentile(full, (50, 90, 99, 100), method="inverted_cdf")
         cells = [*(f"{n:,}" for n in points), *(f"{(full > cut).mean():.1%}" for cut in cuts)]
         lines.append(row.format(name, f"{full.mean():,.1f}", *cells))
-    lines.append("train rows of up to N tokens, and of more than N / 2, for each N")
     full = splits["train"].values("full_length")
     shares = np.bincount(np.ceil(np.log2(np.maximum(full, 1))).astype(int)) / len(full)
-    lines += [f"{2**i:>8,}{s:>8.1%} {'#' * round(60 * s)}" for i, s in enumerate(shares) if s]
-    return lines
+    bars = [f"{2**i:>8,}{s:>8.1%} {'#' * round(60 * s)}" for i, s in enumerate(shares) if s]
+    return [*lines, "train rows of up to N tokens, and of more than N / 2, for each N", *bars]
 
 
 def suggestions(config: TrainConfig, train: Any, longest: int) -> list[str]:
@@ -185,13 +182,12 @@ def suggestions(config: TrainConfig, train: Any, longest: int) -> list[str]:
     needed = math.ceil(max(8, int(np.percentile(full, 99, method="inverted_cdf"))) / 8) * 8
     length, sizes = min(needed, longest), batch_sizes(config, ranks)
     rank_rows = math.ceil(sizes.global_batch_size / ranks)
-    batch_size = max(1, min(FORWARD_TOKENS // length, rank_rows))
+    batch_size = 1 << max(1, min(FORWARD_TOKENS // length, rank_rows)).bit_length() - 1
     kept = f"--max-length {length}: {(full <= length).mean():.1%} of the train rows stay whole"
     needs = f"; 99 % would need {needed:,}" if length < needed else ""
     fill = f"a rank has {rank_rows} rows in a step, and a forward should have up to"
     lower = "if memory runs out, lower it: the result stays the same"
-    size = f"--batch-size {1 << batch_size.bit_length() - 1}"
-    lines = [kept + needs, f"{size}: {fill} {FORWARD_TOKENS:,} tokens; {lower}"]
+    lines = [kept + needs, f"--batch-size {batch_size}: {fill} {FORWARD_TOKENS:,} tokens; {lower}"]
     for flag, grouped in (("--group-by-length", True), ("--no-group-by-length", False)):
         plan = BatchPlan(
             train, sizes, seed=config.seed, group_by_length=grouped, num_replicas=ranks, rank=0
