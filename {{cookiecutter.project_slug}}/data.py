@@ -1,7 +1,6 @@
 """Where rows come from. EDIT ME to read something other than files with a text and a label column.
 
-`rows` yields the rows of a split. They are tokenized once and kept, so it may be slow. Nothing here
-knows of ranks: the rows are read by one process, and every rank sees the same.
+`rows` yields the rows of a split. One process reads and tokenizes them, once, for all ranks.
 
     python data.py --report [FOLDER] [train.py flags]    # what is in the rows: text and a picture
 """
@@ -19,25 +18,12 @@ from training.settings.config import HUB, TrainConfig
 
 
 def rows(split: str, config: TrainConfig, separator: str, report: ReadReport) -> Iterator[Row]:
-    """Yield the rows of "train", "val" or "test".
+    """Yield the rows of "train", "val" or "test". `separator` joins several text columns.
 
     A row is `Row(text, pair, label, file, line)`: the text, the second text of a pair or None, the
     label (with --multi-label a tuple of labels), and where it stands, for error messages.
-    `separator` joins several text columns.
     """
-    options = ReadOptions(
-        text_columns=config.text_column,
-        text_pair_column=config.text_pair_column,
-        label_column=config.label_column,
-        text_separator=separator,
-        delimiter=config.delimiter,
-        encoding=config.encoding,
-        tsv_quoting=config.tsv_quoting,
-        header=config.header,
-        on_bad_rows=config.on_bad_rows,  # type: ignore[arg-type]  # checked by TrainConfig
-        multi_label=config.multi_label,
-        label_separator=config.label_separator,
-    )
+    options = ReadOptions.of(config, separator)
     yield from read_rows(sources(split, config), options, report)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from training.dataset.rows import ReadOptions
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import AUTO, PROJECT, TrainConfig
 from training.settings.errors import UserError
@@ -175,7 +176,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import rows
 from training.checkpoint.state import check_same_run
-from training.dataset.tokenizer import what_rows_depend_on
+from training.dataset.rows import what_rows_depend_on
 from training.settings.errors import UserError
 from training.settings.flags import load_config
 from training.tracking.tracker import Tracker
@@ -245,7 +246,10 @@ def test_the_projects_own_settings_are_valid() -> None:
 
 
 def test_no_setting_is_without_effect() -> None:
-    """Each is read by name somewhere."""
+    """Each is read by name somewhere; those that ReadOptions has too, in `dataset/`."""
     code = [path.read_text("utf-8") for path in PROJECT.rglob("*.py") if "tests" not in path.parts]
     read = {name for text in code for name in re.findall(r"config\.(\w+)", text)}
+    dataset = [path.read_text("utf-8") for path in (PROJECT / "training/dataset").glob("*.py")]
+    options = {name for text in dataset for name in re.findall(r"(?:options|self)\.(\w+)", text)}
+    read |= options & {f.name for f in fields(ReadOptions)}
     assert {f.name for f in fields(TrainConfig)} <= read

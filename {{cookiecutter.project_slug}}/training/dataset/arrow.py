@@ -1,12 +1,11 @@
 """Parquet and Arrow files, and Hugging Face data sets, which are Arrow tables, to raw values.
 
-A data set stands where a file could: hf://org/name[@revision][:config][/split]. What is a CSV file
-there, `datasets` reads in its own way: it makes 7 of 007, and of NA a missing value.
+`datasets` reads the CSV files of a data set in its own way: it makes 7 of 007, and null of NA.
 """
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from training.dataset.rows import ReadOptions, ReadReport
@@ -14,6 +13,8 @@ from training.settings.config import HUB
 from training.settings.errors import UserError
 
 ROWS_PER_BATCH = 4096  # held as Python objects at a time
+# Line or row number from 1, and the values in the order of ReadOptions.columns, or a Rejected.
+Values = Iterator[tuple[int, Any]]
 HUB_NAME = re.compile(HUB + r"([^/:@]+/[^/:@]+)(@[^/:@]+)?(:[^/:@]+)?(/[^/:@]+)?")
 
 
@@ -25,12 +26,11 @@ class HubSplit(str):
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Record batches of these columns, with the names of classes for their numbers."""
-        features = [self.data.features[name] for name in columns]
         table = self.data.select_columns(columns).with_format("arrow")
+        features = self.data.features
         for part in table.iter(ROWS_PER_BATCH):
-            arrays = [column.combine_chunks() for column in part.select(columns)]
-            named = list(map(_class_names, arrays, features))
-            yield from type(part).from_arrays(named, columns).to_batches()
+            arrays = [_class_names(part[c].combine_chunks(), features[c]) for c in columns]
+            yield from type(part).from_arrays(arrays, columns).to_batches()
 
 
 def _class_names(column: Any, feature: Any) -> Any:
@@ -50,8 +50,7 @@ def _class_names(column: Any, feature: Any) -> Any:
 @functools.cache
 def hub_split(name: str, split: str) -> HubSplit:
     """The rows of a data set for "train", "val" or "test". Errors: UserError."""
-    match = HUB_NAME.fullmatch(name)
-    if not match:
+    if not (match := HUB_NAME.fullmatch(name)):
         raise UserError(f"{name!r} is not written as {HUB}org/name[@revision][:config][/split]")
     revision, config, named_split = (group and group[1:] for group in match.groups()[1:])
     hub_name = named_split or {"val": "validation"}.get(split, split)
@@ -67,10 +66,8 @@ def hub_split(name: str, split: str) -> HubSplit:
     return rows
 
 
-def arrow_values(
-    path: Any, options: ReadOptions, report: ReadReport
-) -> Iterator[tuple[int, Sequence[Any]]]:
-    """(row number from 1, values in the order of ReadOptions.columns) of a file or a HubSplit."""
+def arrow_values(path: Any, options: ReadOptions, report: ReadReport) -> Values:
+    """The values of a file or a HubSplit."""
     names, number = list(dict.fromkeys(options.columns)), 0
     try:
         column_names, batches = _open_table(path, names)

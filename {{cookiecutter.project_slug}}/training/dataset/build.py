@@ -1,35 +1,27 @@
 """Rows to a token store: read, tokenized and written once, by one process, before anything waits.
 
-The store's name is made from all that its content depends on: the rows, the code of `data.py`, the
-tokenizer and the settings. Other content has another name, so nothing stale is ever read.
+Its name is a hash of all that its content depends on, so nothing stale is ever read.
 """
 
-import itertools
 import json
 import logging
 import re
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from training.dataset.rows import ReadReport, Row, text_hashes
-from training.dataset.token_store import ARRAYS, TokenStore
-from training.dataset.tokenizer import (
-    Encoded,
-    Encoder,
-    chunks,
-    prepare_tokenizer,
-    separator_of,
-    what_rows_depend_on,
-)
+from training.dataset.rows import ReadReport, Row, text_hashes, what_rows_depend_on
+from training.dataset.token_store import ARRAYS, Splits, TokenStore
+from training.dataset.tokenizer import Encoded, Encoder, chunks, prepare_tokenizer, separator_of
 from training.distributed.ranks import check_same_on_all_ranks
 from training.distributed.shared_folder import build_once, content_key
 from training.settings.config import TrainConfig
@@ -41,51 +33,36 @@ LABELS_AT_A_TIME = 4096  # rows whose labels get their final ids together
 
 
 def open_dataset(
-    config: TrainConfig, source: ModuleType, build_tokenizer: Callable[..., Any]
-) -> tuple[PreTrainedTokenizerBase, dict[str, TokenStore]]:
-    """The tokenizer, and the rows of "train", and of "val" and "test" if there are any.
-
-    Call on every rank: one of them builds what is not there yet. `source`: data.py;
-    `build_tokenizer`: that of model.py. Errors: UserError if the rows differ between ranks.
-    """
+    config: TrainConfig, source: ModuleType, build_tokenizer: Callable[..., Tokenizer]
+) -> tuple[Tokenizer, Splits]:
+    """The tokenizer of model.py, and the rows of `source` (data.py) by split, on every rank."""
     tokenizer = prepare_tokenizer(config, source, build_tokenizer)
     splits = open_splits(config, source, tokenizer)
     check_same_on_all_ranks([split.folder.name for split in splits.values()], "the data")
     return tokenizer, splits
 
 
-def open_splits(
-    config: TrainConfig, source: ModuleType, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, TokenStore]:
+def open_splits(config: TrainConfig, source: ModuleType, tokenizer: Tokenizer) -> Splits:
     """The rows by split. Without a val file, "val" is a part of the training rows."""
-    splits = {"train": open_split("train", config, source, tokenizer)}
+    open_split = partial(_open_split, config, source, tokenizer)
+    splits = {"train": open_split("train", [])}
     labels = splits["train"].labels
     if config.val_file:
-        splits["val"] = open_split("val", config, source, tokenizer, labels)
+        splits["val"] = open_split("val", labels)
     elif config.val_fraction:
-        train, val = splits["train"].split(config.val_fraction, config.seed)
-        splits = {"train": train, "val": val}
+        splits["train"], splits["val"] = splits["train"].split(config.val_fraction, config.seed)
     if config.test_file:
-        splits["test"] = open_split("test", config, source, tokenizer, labels)
+        splits["test"] = open_split("test", labels)
     return splits
 
 
-def open_split(
-    split: str,
-    config: TrainConfig,
-    source: ModuleType,
-    tokenizer: PreTrainedTokenizerBase,
-    labels: list[str] | None = None,
+def _open_split(
+    config: TrainConfig, source: ModuleType, tokenizer: Tokenizer, split: str, labels: list[str]
 ) -> TokenStore:
-    """The token store of "train", "val" or "test"; built if there is none of this content yet.
-
-    `source`: the user's `data.py`. `labels`: the names that the training rows have; None: this
-    split defines them. Errors: UserError for rows that cannot be used.
-    """
+    """A split's store, built if there is none yet; without `labels` its rows define them."""
     encoder = Encoder(tokenizer, config.max_length, config.truncate)
     tokens = tokenizer.backend_tokenizer.to_str()
-    rows_key = what_rows_depend_on(split, config, source)
-    key = content_key(STORE_VERSION, *rows_key, tokens, labels)
+    key = content_key(STORE_VERSION, *what_rows_depend_on(split, config, source), tokens, labels)
 
     def build(folder: Path) -> None:
         log.info("tokenizing %s rows", split)
@@ -118,119 +95,96 @@ def _tokenize(rows: Iterable[Row], encoder: Encoder, writer: "StoreWriter") -> N
 class StoreWriter:
     """Writes the files of a TokenStore, chunk by chunk."""
 
-    def __init__(
-        self, folder: Path, config: TrainConfig, vocabulary: int, labels: list[str] | None
-    ) -> None:
-        self.folder = folder
-        self.multi_label = config.multi_label
-        self.pairs = config.text_pair_column is not None
-        self.ids_type = "<u2" if vocabulary <= 2**16 else "<i4"
-        self.label_ids = LabelIds(labels)
+    def __init__(self, folder: Path, config: TrainConfig, vocabulary: int, labels: list[str]):
+        self.folder, self.known_labels = folder, labels
+        self.multi_label, self.pairs = config.multi_label, config.text_pair_column is not None
+        self.label_ids = {name: i for i, name in enumerate(labels)}  # new names get the next ones
+        self.first_seen: dict[str, str] = {}  # file and line of each new name
+        self.label_rows: Counter[str] = Counter()
         self.rows = self.tokens = 0
-        with ExitStack() as stack:
-            names = [f"{name}.bin" for name in (*ARRAYS, "ids", "label_flat", "label_count")]
-            self.files: dict[str, BinaryIO] = {
-                name: stack.enter_context((folder / name).open("wb"))
-                for name in [*names, "bad_rows.tsv"]
-            }
-            self.stack = stack.pop_all()
+        self.types = ARRAYS | {"label_ids": "<i4", "label_counts": "<i4"}
+        self.types["ids"] = "<u2" if vocabulary <= 2**16 else "<i4"
+        self.files = {name: (folder / f"{name}.bin").open("w+b") for name in self.types}
+        self.bad_rows = (folder / "bad_rows.tsv").open("w", encoding="utf-8", newline="\n")
         self._append("offsets", [0])
 
-    def _append(self, name: str, values: Any, kind: str | None = None) -> None:
-        self.files[f"{name}.bin"].write(np.asarray(values, kind or ARRAYS[name]).tobytes())
+    def _append(self, name: str, values: Any) -> None:
+        self.files[name].write(np.asarray(values, self.types[name]).tobytes())
 
     def bad_row(self, bad: Iterable[Any]) -> None:
         """Note a row that was left out: file, line, reason, content."""
-        self.files["bad_rows.tsv"].write(("\t".join(map(str, bad)) + "\n").encode())
+        print(*bad, sep="\t", file=self.bad_rows)
 
     def write(self, rows: list[Row], encoded: Encoded) -> None:
         lengths = np.fromiter(map(len, encoded.ids), np.int64, len(rows))
-        flat = np.fromiter(itertools.chain.from_iterable(encoded.ids), self.ids_type, lengths.sum())
-        self._append("ids", flat, self.ids_type)
+        ids = chain.from_iterable(encoded.ids)
+        self._append("ids", np.fromiter(ids, self.types["ids"], lengths.sum()))
         self._append("offsets", self.tokens + np.cumsum(lengths))
         self._append("first", encoded.first)
         self._append("full_length", encoded.full_length)
         texts = (row.text if row.pair is None else f"{row.text}\0{row.pair}" for row in rows)
-        hashes = np.fromiter(itertools.chain.from_iterable(map(text_hashes, texts)), np.uint64)
+        hashes = np.fromiter(chain.from_iterable(map(text_hashes, texts)), np.uint64)
         self._append("exact", hashes[::2])
         self._append("folded", hashes[1::2])
-        labels: list[Any] = [row.label for row in rows]
-        names = [dict.fromkeys(label if self.multi_label else (label,)) for label in labels]
-        ids = [self.label_ids.id_of(n, row) for row, s in zip(rows, names, strict=True) for n in s]
-        self._append("label_flat", ids, "<i4")
-        self._append("label_count", list(map(len, names)), "<i4")
         self.rows += len(rows)
         self.tokens += int(lengths.sum())
+        labels: list[Any] = [row.label for row in rows]
+        labels = [dict.fromkeys(label if self.multi_label else (label,)) for label in labels]
+        for row, names in zip(rows, labels, strict=True):
+            for name in names:
+                if name not in self.label_ids:
+                    self.label_ids[name] = len(self.label_ids)
+                    self.first_seen[name] = f"{row.file}:{row.line}"
+        flat = list(chain.from_iterable(labels))
+        self.label_rows.update(flat)
+        self._append("label_ids", [self.label_ids[name] for name in flat])
+        self._append("label_counts", list(map(len, labels)))
 
     def finish(self, report: ReadReport) -> None:
         """Write the labels under their final ids, and the description of the store."""
-        self.stack.close()
         if not self.rows:
             raise UserError("there are no rows")
-        self.label_ids.check()
-        names = list(self.label_ids.ids)
-        labels = names if self.label_ids.fixed else sorted_labels(names)
+        known, new, rows = self.known_labels, self.first_seen, self.label_rows
+        if known and new:
+            examples = "; ".join(
+                f"{name!r} ({rows[name]} rows, first at {new[name]}{did_you_mean(name, known)})"
+                for name in list(new)[:5]
+            )
+            problem = f"{len(new)} labels are not among those of the training rows: {examples}"
+            raise UserError(f"{problem}; correct them, or add training rows for them")
+        labels = known or sorted_labels(new)
         if len(labels) < 2:
             raise UserError(f"all {self.rows} rows have the label {labels[0]!r}; two are needed")
-        self._write_labels(np.array([labels.index(name) for name in names], "<i4"))
+        self._write_labels(labels)
+        for file in (*self.files.values(), self.bad_rows):
+            file.close()
+        (self.folder / "label_ids.bin").unlink()
+        (self.folder / "label_counts.bin").unlink()
         meta = {
             "rows": self.rows, "lines": report.lines,
             "labels": labels, "multi_label": self.multi_label, "pairs": self.pairs,
-            "ids": self.ids_type, "bad_rows": report.bad_row_count, "notes": list(report.notes),
+            "ids": self.types["ids"], "bad_rows": report.bad_row_count, "notes": report.notes,
         }  # fmt: skip
         text = json.dumps(meta, ensure_ascii=False, indent=1)
         (self.folder / "meta.json").write_text(text, encoding="utf-8")
 
-    def _write_labels(self, final_id: np.ndarray) -> None:
-        """`final_id`: of each id that was given while reading. (labels,)"""
-        paths = [self.folder / f"{name}.bin" for name in ("label_flat", "label_count", "labels")]
-        with paths[0].open("rb") as flat, paths[1].open("rb") as count, paths[2].open("wb") as out:
-            for _ in range(0, self.rows, LABELS_AT_A_TIME):
-                counts = np.fromfile(count, "<i4", LABELS_AT_A_TIME)
-                ids = final_id[np.fromfile(flat, "<i4", counts.sum())]
+    def _write_labels(self, labels: list[str]) -> None:
+        """Write the final ids of each row's labels, known only when all rows are."""
+        final_ids = np.argsort([self.label_ids[name] for name in labels]).astype("<i4")
+        id_file, count_file = self.files["label_ids"], self.files["label_counts"]
+        id_file.seek(0)
+        count_file.seek(0)
+        with (self.folder / "labels.bin").open("wb") as file:
+            while len(counts := np.fromfile(count_file, "<i4", LABELS_AT_A_TIME)):
+                ids = final_ids[np.fromfile(id_file, "<i4", counts.sum())]
                 if self.multi_label:
-                    matrix = np.zeros((len(counts), len(final_id)), np.uint8)
+                    matrix = np.zeros((len(counts), len(labels)), np.uint8)
                     matrix[np.repeat(np.arange(len(counts)), counts), ids] = 1
                     ids = matrix
-                out.write(ids.tobytes())
-        paths[0].unlink()
-        paths[1].unlink()
+                file.write(ids.tobytes())
 
 
-class LabelIds:
-    """Ids of label names, in the order in which they come, and where unknown names were seen."""
-
-    def __init__(self, known: list[str] | None) -> None:
-        self.fixed = known is not None
-        self.ids = {name: i for i, name in enumerate(known or [])}
-        self.unknown: dict[str, tuple[int, str]] = {}  # how many rows, and where the first is
-
-    def id_of(self, name: str, row: Row) -> int:
-        label_id = self.ids.get(name)
-        if label_id is not None:
-            return label_id
-        if self.fixed:
-            count, where = self.unknown.get(name, (0, f"{row.file}:{row.line}"))
-            self.unknown[name] = count + 1, where
-            return -1
-        return self.ids.setdefault(name, len(self.ids))
-
-    def check(self) -> None:
-        """Errors: UserError for labels that are not among the known ones."""
-        if self.unknown:
-            shown = "; ".join(
-                f"{name!r} ({count} rows, first at {where}{did_you_mean(name, self.ids)})"
-                for name, (count, where) in itertools.islice(self.unknown.items(), 5)
-            )
-            raise UserError(
-                f"{len(self.unknown)} labels are not among those of the training rows: {shown}; "
-                "correct them, or add training rows for them"
-            )
-
-
-def sorted_labels(names: Iterable[str]) -> list[str]:
+def sorted_labels(names: Collection[str]) -> list[str]:
     """Label names in the order of their ids: as numbers if all are whole numbers, else as text."""
-    names = list(names)
-    if all(re.fullmatch(r"-?(0|[1-9][0-9]*)", name) for name in names):
-        return sorted(names, key=int)
-    return sorted(names)
+    are_numbers = all(re.fullmatch(r"-?(0|[1-9][0-9]*)", name) for name in names)
+    return sorted(names, key=int) if are_numbers else sorted(names)

@@ -23,11 +23,8 @@ COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.op
 
 
 def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
-    """Files for paths and globs (`**` too), each glob sorted.
-
-    Errors: FileNotFoundError for a pattern without a file, UserError for a folder.
-    """
-    files: list[Path] = []
+    """Files for paths and globs (`**` too), each glob sorted. Errors: FileNotFoundError."""
+    files = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
@@ -44,13 +41,12 @@ def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
 def format_of(path: Path) -> str:
     """The suffix that says how to read a file, without that of the compression."""
     compressed = path.suffix.lower() in COMPRESSED
-    suffix = Path(path.stem).suffix.lower() if compressed else path.suffix.lower()
+    suffix = (path.with_suffix("") if compressed else path).suffix.lower()
     if suffix in TEXT_SUFFIXES or (suffix in ARROW_SUFFIXES and not compressed):
         return suffix
-    raise UserError(
-        f"{path}: unknown kind of file; supported are {' '.join(TEXT_SUFFIXES)}, each also with "
-        f"{' '.join(COMPRESSED)} after it, and {' '.join(ARROW_SUFFIXES)}"
-    )
+    text, compressions, arrow = map(" ".join, (TEXT_SUFFIXES, COMPRESSED, ARROW_SUFFIXES))
+    supported = f"{text}, each also with {compressions} after it, and {arrow}"
+    raise UserError(f"{path}: unknown kind of file; supported are {supported}")
 
 
 def _open_bytes(path: Path) -> Any:
@@ -59,8 +55,7 @@ def _open_bytes(path: Path) -> Any:
 
 @contextmanager
 def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
-    r"""Lines of a text file, decompressed and decoded, without a byte order mark. A line ends at
-    "\n" only, and keeps it: U+2028 or a lone "\r" is content. Any failure is a UserError."""
+    r"""Decoded lines of a text file, without its mark. Each ends at "\n" only, and keeps it."""
     try:
         with _open_bytes(path) as raw:
             _check_head(raw.read(1 << 16), path, encoding)
@@ -73,9 +68,6 @@ def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
     except (OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: broken or unreadable: {reason}") from None
-
-
-# -- encodings -----------------------------------------------------------------------------------
 
 
 def _codec(encoding: str) -> str:
@@ -130,19 +122,19 @@ def _decode_error(path: Path, encoding: str) -> UserError:
         line += buffer[:start].decode(error.encoding, "ignore").count("\n")
     except UnicodeError as error:  # of codecs for other things than text, such as punycode
         return UserError(f"{path}: {error}")
-    offset += start - len(buffer)
-    place = f"{path}:{line}: byte {offset} (0x{buffer[start]:02X}) is not {encoding}"
-    if non_ascii_lines >= 3 and _codec(encoding) == "utf-8":
-        return UserError(f"{place}, but the lines before it are: is the file damaged?")
     likely = guess_encoding(buffer)
-    if likely and _codec(likely) != _codec(encoding):
-        return UserError(f"{place}; it looks like {likely}: pass --encoding {likely}")
-    return UserError(f"{place}; pass its own with --encoding (gb18030, big5, utf-16, latin-1, ...)")
+    if non_ascii_lines >= 3 and _codec(encoding) == "utf-8":
+        advice = ", but the lines before it are: is the file damaged?"
+    elif likely and _codec(likely) != _codec(encoding):
+        advice = f"; it looks like {likely}: pass --encoding {likely}"
+    else:
+        advice = "; pass its own with --encoding (gb18030, big5, utf-16, latin-1, ...)"
+    byte = f"byte {offset - len(buffer) + start} (0x{buffer[start]:02X})"
+    return UserError(f"{path}:{line}: {byte} is not {encoding}{advice}")
 
 
-# An encoding is known by its usual characters beyond ASCII: those whose first byte, in a character
-# set, is in a range. Encoding, character set, range; the least share of the usual ones among all
-# beyond ASCII; the largest share of all beyond ASCII in a text.
+# Usual characters beyond ASCII have a first byte, in a character set, in a range. Encoding, set,
+# range; least share of the usual among all beyond ASCII; largest share of these in a text.
 USUAL_CHARACTERS = (
     ("utf-8", "utf-8", 0xC2, 0xF4, 1, 1),
     ("cp932", "cp932", 0x82, 0x83, 0.2, 1),  # kana

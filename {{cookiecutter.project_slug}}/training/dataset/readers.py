@@ -1,13 +1,8 @@
 """Files to rows, strictly: strings stay as written, and what is wrong is named by file and line.
 
-    report = ReadReport()
-    for row in read_rows(expand_files(["train-*.csv.gz"]), ReadOptions(), report): ...
-
-Each format yields (line or row, values in the order of ReadOptions.columns) in bounded memory, with
-a `Rejected` in place of the values where there is no row. CSV follows RFC 4180; TSV is raw, a quote
-is a character (`tsv_quoting` for the other kind). What is checked is the same for all formats:
-whole numbers of JSON, Parquet and Arrow become their digits; anything else there (null, true, 1.5,
-a list) makes a bad row, and so does an empty text or label, or a blank line before the last row.
+CSV follows RFC 4180; TSV is raw, a quote is a character (`tsv_quoting` for the other kind). Whole
+numbers of JSON, Parquet and Arrow become their digits; anything else there (null, true, 1.5, a
+list) makes a bad row, and so does an empty text or label, or a blank line before the last row.
 """
 
 import csv
@@ -17,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from training.dataset.arrow import arrow_values
+from training.dataset.arrow import Values, arrow_values
 from training.dataset.files import ARROW_SUFFIXES, JSON_SUFFIXES, format_of, open_lines
 from training.dataset.rows import BLANK, ReadOptions, ReadReport, Rejected, Row, labels_of, text_of
 from training.settings.errors import UserError
@@ -30,15 +25,11 @@ CSV_ERRORS = {
     "field limit": ("a field has more than 67 million characters: look for a stray quote", False),
     "": ("a quote opens in this row and is never closed", False),
 }
-Values = Iterator[tuple[int, Any]]
+Lines = Iterator[str]
 
 
 def read_rows(paths: Sequence[Path], options: ReadOptions, report: ReadReport) -> Iterator[Row]:
-    """The good rows of all files, in order.
-
-    Raises UserError: at once for a file that cannot be read as asked; after the last file for bad
-    rows, so that all of them are counted.
-    """
+    """The good rows of all files, in order. Errors: UserError, for bad rows after the last file."""
     for path in paths:
         before = report.rows + report.bad_row_count
         yield from _good_rows(path, options, report)
@@ -46,12 +37,10 @@ def read_rows(paths: Sequence[Path], options: ReadOptions, report: ReadReport) -
             raise UserError(f"{path} has no rows")
     bad, total = report.bad_row_count, report.rows + report.bad_row_count
     if bad and (options.on_bad_rows == "error" or bad == total):
-        first = [f"{file}:{line} {reason}: {row}" for file, line, reason, row in report.bad_rows]
-        way_out = "fix them" if bad == total else "fix them or pass --on-bad-rows skip"
-        raise UserError("\n".join([f"{bad:,} of {total:,} rows are bad; {way_out}:", *first[:10]]))
-
-
-# -- values to rows ------------------------------------------------------------------------------
+        skip = " or pass --on-bad-rows skip" if bad < total else ""
+        lines = [f"{bad:,} of {total:,} rows are bad; fix them{skip}:"]
+        lines += [f"{file}:{line} {reason}: {row}" for file, line, reason, row in report.bad_rows]
+        raise UserError("\n".join(lines[:11]))
 
 
 def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator[Row]:
@@ -93,9 +82,6 @@ def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator
             yield new_row(Row, (text, pair, label, file, line))
 
 
-# -- files to values -----------------------------------------------------------------------------
-
-
 def _raw_values(path: Path, options: ReadOptions, report: ReadReport) -> Values:
     """The values of a file's rows as its format has them."""
     suffix = format_of(path)
@@ -111,30 +97,27 @@ def _picker(keys: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
     return itemgetter(*keys) if len(keys) > 1 else lambda row: (row[keys[0]],)
 
 
-def _split(lines: Iterator[str], delimiter: str) -> Iterator[list[str]]:
-    """Rows of a file without quotes: a line is a row, and one of no length a blank line."""
+def _split(lines: Lines, delimiter: str) -> Iterator[list[str]]:
+    """Rows of a file without quotes: a line is a row; without fields if it is blank."""
     for line in lines:
         line = line.removesuffix("\r\n").removesuffix("\n")
         yield line.split(delimiter) if line else []
 
 
-def _table_values(
-    path: Path, lines: Iterator[str], options: ReadOptions, report: ReadReport
-) -> Values:
+def _table_values(path: Path, lines: Lines, options: ReadOptions, report: ReadReport) -> Values:
     """Values of CSV, TSV and plain text; the delimiter of the latter is the line end."""
     suffix, header, names = format_of(path), options.header, []
     delimiter = (options.delimiter or ("," if suffix == ".csv" else "\t")).replace("\\t", "\t")
     if len(delimiter) != 1 or delimiter in '"\r\n\0':
-        raise UserError(
-            f"--delimiter {delimiter!r} must be one character, and not a quote or a line end"
-        )
+        rule = "must be one character, and not a quote or a line end"
+        raise UserError(f"--delimiter {delimiter!r} {rule}")
     if suffix == ".txt" and not options.delimiter:
         delimiter, header, names = "\n", False, [options.text_columns[0]]
     csv.field_size_limit(FIELD_LIMIT)
     quoted = suffix == ".csv" or (options.tsv_quoting and delimiter != "\n")
     reader: Any = csv.reader(lines, delimiter=delimiter, strict=True) if quoted else None
     rows = reader or _split(lines, delimiter)
-    width, last, pick, long_rows = -1, 0, _picker([0]), LongRows(delimiter)
+    width, last, pick, long_rows, suspect = -1, 0, _picker([0]), 0, (False, 0, 0)
     while True:
         try:
             for fields in rows:
@@ -142,7 +125,8 @@ def _table_values(
                 last = reader.line_num if quoted else line
                 if len(fields) == width:
                     if line < last:
-                        long_rows.add(fields, line, last)
+                        long_rows += 1
+                        suspect = max(suspect, _suspicion(fields, delimiter, line, last))
                     yield line, pick(fields)
                 elif fields and width < 0:  # the first row; blank lines before it do not count
                     width = len(fields)
@@ -164,35 +148,21 @@ def _table_values(
                 reason += f"; lines {line} to {last} are not rows"
             yield line, Rejected(reason, "")
     report.lines += last
-    if long_rows.count:
-        report.notes.append(f"{path}: {long_rows.note()}")
-
-
-class LongRows:
-    """Rows of several lines: a document each, or rows that a stray quote made into one."""
-
-    def __init__(self, delimiter: str) -> None:
-        self.delimiter = delimiter
-        self.count = 0
-        # Of the one to look at first: whether its lines seem to be rows, how many, the first.
-        self.first_suspect = (False, 0, 0)
-
-    def add(self, fields: list[str], line: int, last: int) -> None:
-        inside = self.delimiter.join(fields).split("\n")
-        seem_rows = all(each.count(self.delimiter) == len(fields) - 1 for each in inside)
-        self.count += 1
-        self.first_suspect = max(self.first_suspect, (seem_rows, last - line + 1, line))
-
-    def note(self) -> str:
-        seem_rows, lines, line = self.first_suspect
+    if long_rows:
+        seem_rows, height, line = suspect
         hint = ", and seem to be rows: is a quote missing?" if seem_rows else ""
-        where = f"lines {line:,} to {line + lines - 1:,} are one row{hint}"
-        return f"{self.count:,} rows have several lines; {where}"
+        where = f"lines {line:,} to {line + height - 1:,} are one row{hint}"
+        report.notes.append(f"{path}: {long_rows:,} rows have several lines; {where}")
 
 
-def _json_values(
-    path: Path, lines: Iterator[str], options: ReadOptions, report: ReadReport
-) -> Values:
+def _suspicion(fields: list[str], delimiter: str, line: int, last: int) -> tuple[bool, int, int]:
+    """Of a row of several lines: whether they seem to be rows, how many they are, the first."""
+    inside = delimiter.join(fields).split("\n")
+    seem_rows = all(each.count(delimiter) == len(fields) - 1 for each in inside)
+    return seem_rows, last - line + 1, line
+
+
+def _json_values(path: Path, lines: Lines, options: ReadOptions, report: ReadReport) -> Values:
     """Values of JSON Lines."""
     pick, number = _picker(options.columns), 0
     scan = json.JSONDecoder(object_pairs_hook=_unique).raw_decode  # half the time of decode()

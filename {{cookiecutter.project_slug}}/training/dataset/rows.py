@@ -1,13 +1,16 @@
 """What a row is: its columns, how raw values become texts and labels, and what makes a row bad."""
 
-import hashlib
+import inspect
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
+from training.settings.config import TrainConfig
 from training.settings.errors import UserError, did_you_mean
 
 
@@ -19,9 +22,7 @@ class Row(NamedTuple):
     line: int  # its first line, from 1; in Parquet and Arrow the number of the row
 
 
-class Rejected(NamedTuple):
-    """What a format yields in place of values that cannot be used."""
-
+class Rejected(NamedTuple):  # what a format yields in place of values that cannot be used
     reason: str
     content: str
 
@@ -50,27 +51,30 @@ class ReadOptions:
     multi_label: bool = False  # labels are a JSON list, or split at label_separator
     label_separator: str = ","
 
+    @classmethod
+    def of(cls, config: TrainConfig, text_separator: str) -> "ReadOptions":
+        """The settings of the same names."""
+        same = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
+        return cls(text_columns=config.text_column, text_separator=text_separator, **same)
+
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns to read: texts, the pair's second text, the label."""
-        names = (*self.text_columns, self.text_pair_column, self.label_column)
-        return tuple(name for name in names if name is not None)
+        """The columns to read: texts, the second text of a pair, the label."""
+        optional = (self.text_pair_column, self.label_column)
+        return (*self.text_columns, *(name for name in optional if name is not None))
 
     def column_indices(self, path: Path | str, names: Sequence[str]) -> list[int]:
-        """Where `columns` are among the names of a file's columns.
-
-        Errors: UserError for a column that is missing, or that is there twice.
-        """
+        """Where `columns` are among `names`. Errors: UserError if one is missing or there twice."""
         flags = {self.label_column: "--label-column", self.text_pair_column: "--text-pair-column"}
         for name in self.columns:
             if (count := names.count(name)) != 1:
-                hint = "" if count else did_you_mean(name, names)
+                hint = did_you_mean(name, names)
+                found = f"{count} columns {name!r}" if count else f"no column {name!r}{hint}"
                 shown = ", ".join(repr(other[:50]) for other in names[:20])
-                raise UserError(
-                    f"{path} has {f'{count} columns' if count else 'no column'} {name!r}{hint}; it "
-                    f"has {shown}; set {flags.get(name, '--text-column')}; in CSV and TSV also "
-                    "--delimiter, or --no-header, with which columns are numbered from 1"
-                )
+                flag = flags.get(name, "--text-column")
+                no_header = "or --no-header, with which columns are numbered from 1"
+                way_out = f"set {flag}; in CSV and TSV also --delimiter, {no_header}"
+                raise UserError(f"{path} has {found}; it has {shown}; {way_out}")
         return [names.index(name) for name in self.columns]
 
 
@@ -106,9 +110,8 @@ def text_of(values: Sequence[Any], names: Sequence[str], separator: str) -> str:
 def _string(value: Any, name: str) -> str:
     if type(value) not in (str, int):
         kind = "null" if value is None else type(value).__name__
-        raise ValueError(
-            f"{name!r} is {kind}, not text or an integer; several labels need --multi-label"
-        )
+        rule = "not text or an integer; several labels need --multi-label"
+        raise ValueError(f"{name!r} is {kind}, {rule}")
     return str(value)
 
 
@@ -124,12 +127,17 @@ def labels_of(value: Any, name: str, separator: str) -> tuple[str, ...]:
 
 
 def text_hashes(text: str) -> tuple[int, int]:
-    """64-bit hashes by which equal texts are found: of the text as written, and after folding
-    case, width and spaces."""
+    """64-bit hashes of the text as written, and with case, width and spaces folded."""
     folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return _hash(text), _hash(folded)
 
 
 def _hash(text: str) -> int:
-    data = text.encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def what_rows_depend_on(split: str, config: TrainConfig, source: ModuleType) -> list[Any]:
+    """The files, the code of `data.py` and the settings, for the name of what is made of rows."""
+    content, code = source.fingerprint(split, config), inspect.getsource(source)
+    return [split, content, code, config.row_settings()]

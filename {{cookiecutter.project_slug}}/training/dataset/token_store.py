@@ -1,12 +1,12 @@
 """The token store: tokenized rows in memory-mapped files, shared by all ranks and workers.
 
-A row is never a Python object: a micro-batch is cut straight from the mapped files, so memory does
-not grow with rows, ranks or loader workers. `build.py` writes these files.
+A micro-batch is cut straight from these files, which `build.py` writes: no row is a Python object.
 """
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,48 +17,30 @@ from training.distributed.shared_folder import build_once
 # One value per row: where its tokens begin, tokens of its first segment, its length uncut, and
 # hashes of its text as written and after folding (see `text_hashes`).
 ARRAYS = {"offsets": "<i8", "first": "<i4", "full_length": "<i4", "exact": "<u8", "folded": "<u8"}
+Splits = dict[str, "TokenStore"]
 ROWS_AT_A_TIME = 1 << 16  # where all rows are looked at, so that memory does not grow with them
 ROWS_SORTED_AT_A_TIME = 1 << 20  # larger: every part of a sorted order takes a pass over all rows
 
 
-class Batch(NamedTuple):
-    """A micro-batch as tensors."""
-
+class Batch(NamedTuple):  # a micro-batch as tensors
     inputs: dict[str, torch.Tensor]  # input_ids, attention_mask: (batch, length)
     labels: torch.Tensor  # (batch,) label ids, or (batch, labels) of 0 and 1
     weight: torch.Tensor  # (batch,) weight of each row's loss
-    plan: Any  # the MicroBatch
+    plan: Any  # the MicroBatch of the batch plan
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`."""
-        return self._replace(
-            inputs={k: v.to(device, non_blocking=True) for k, v in self.inputs.items()},
-            labels=self.labels.to(device, non_blocking=True),
-            weight=self.weight.to(device, non_blocking=True),
-        )
-
-
-class BatchRequest(Protocol):
-    """What the store must know of a micro-batch: see MicroBatch of the batch plan."""
-
-    @property
-    def rows(self) -> np.ndarray: ...
-    @property
-    def weight(self) -> np.ndarray: ...
-    @property
-    def length(self) -> int: ...
+        inputs = {name: t.to(device, non_blocking=True) for name, t in self.inputs.items()}
+        labels, weight = (t.to(device, non_blocking=True) for t in (self.labels, self.weight))
+        return Batch(inputs, labels, weight, self.plan)
 
 
 class TokenStore(Dataset[Batch]):
-    """Tokenized rows. `store[micro_batch]` is that micro-batch, collated.
+    """Tokenized rows: those of the folder, or the `subset` in a file of row numbers.
 
-    `token_types`: whether inputs say which text of a pair a token belongs to.
-    `subset`: file with the row numbers that it is made of; all of the folder's rows if None.
+    `store[micro_batch]` is that micro-batch, collated; with `token_types` for pairs of texts.
     """
 
-    def __init__(
-        self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None):
         self._arguments = folder, pad_id, token_types, subset
         self.folder, self.pad_id, self.token_types = folder, pad_id, token_types
         self.subset = None if subset is None else np.load(subset, mmap_mode="r").view(np.ndarray)
@@ -67,8 +49,7 @@ class TokenStore(Dataset[Batch]):
         self.multi_label: bool = self.meta["multi_label"]
         self._arrays = {name: self._open_array(name, kind) for name, kind in ARRAYS.items()}
         self._ids = self._open_array("ids", self.meta["ids"])
-        kind = "<u1" if self.multi_label else "<i4"
-        self._labels = self._open_array("labels", kind)
+        self._labels = self._open_array("labels", "<u1" if self.multi_label else "<i4")
         if self.multi_label:
             self._labels = self._labels.reshape(-1, len(self.labels))
 
@@ -77,7 +58,7 @@ class TokenStore(Dataset[Batch]):
         return np.asarray(np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A loader worker that is not forked opens the files itself: their content is not sent."""
+        # A loader worker that is not forked opens the files itself: their content is not sent.
         return TokenStore, self._arguments
 
     def __len__(self) -> int:
@@ -93,10 +74,8 @@ class TokenStore(Dataset[Batch]):
 
     def lengths(self, rows: Any = slice(None)) -> np.ndarray:
         """Tokens of each row, special tokens included: (n,) int64."""
-        if isinstance(rows, slice):
-            rows = np.arange(len(self))[rows]
         stored, offsets = self.stored(rows), self._arrays["offsets"]
-        return np.asarray(offsets[stored + 1] - offsets[stored])
+        return np.asarray(offsets[1:][stored] - offsets[:-1][stored])
 
     def by_length(self) -> np.ndarray:
         """All rows, from short to long: (n,)."""
@@ -112,16 +91,14 @@ class TokenStore(Dataset[Batch]):
         for begin in range(0, len(self), ROWS_AT_A_TIME):
             ids = self.label_ids(slice(begin, begin + ROWS_AT_A_TIME))
             if self.multi_label:
-                counts += ids.sum(axis=0, dtype=np.int64)
-            else:
-                counts += np.bincount(ids, minlength=len(counts))
+                ids = ids.nonzero()[1]
+            counts += np.bincount(ids, minlength=len(counts))
         return counts
 
     def inputs(self, rows: np.ndarray, length: int = 0) -> dict[str, torch.Tensor]:
-        """The model's inputs for `rows`: tensors of (batch, length), padded at the end; to the
-        longest row if that is more than `length`."""
-        stored = self.stored(rows)
-        begins, ends = self._arrays["offsets"][stored], self._arrays["offsets"][stored + 1]
+        """The model's inputs for `rows`: (batch, length), or to the longest row if that is more."""
+        stored, offsets = self.stored(rows), self._arrays["offsets"]
+        begins, ends = offsets[stored], offsets[stored + 1]
         positions = np.arange(max(length, (ends - begins).max()))
         mask = positions < (ends - begins)[:, None]
         input_ids = np.full(mask.shape, self.pad_id, np.int64)
@@ -132,55 +109,42 @@ class TokenStore(Dataset[Batch]):
             arrays["token_type_ids"] = mask & (positions >= self._arrays["first"][stored][:, None])
         return {k: torch.from_numpy(a.astype(np.int64, copy=False)) for k, a in arrays.items()}
 
-    def __getitem__(self, request: BatchRequest) -> Batch:
-        labels = torch.from_numpy(self.label_ids(request.rows).astype(np.int64))
-        weight = torch.from_numpy(request.weight)
-        return Batch(self.inputs(request.rows, request.length), labels, weight, request)
+    def __getitem__(self, micro_batch: Any) -> Batch:
+        rows, weight = micro_batch.rows, torch.from_numpy(micro_batch.weight)
+        labels = torch.from_numpy(self.label_ids(rows).astype(np.int64))
+        return Batch(self.inputs(rows, micro_batch.length), labels, weight, micro_batch)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
-        """Two parts, the second with about `fraction` of every label's rows.
-
-        Rows with the same text (after folding case, width and spaces) stay together. What goes
-        where depends on the texts and the seed, not on the order of the rows.
-        """
+        """Two parts, the second with `fraction` of each label's rows; equal texts stay together."""
         folder = self.folder / f"split-{fraction}-{seed}"
 
         def build(folder: Path) -> None:
-            second = split_mask(self.values("folded"), self._label_groups(), fraction, seed)
+            labels = self.label_ids()
+            if self.multi_label:  # a number for each set of labels
+                labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+            second = split_mask(self.values("folded"), labels, fraction, seed)
             np.save(folder / "first.npy", np.flatnonzero(~second))
             np.save(folder / "second.npy", np.flatnonzero(second))
 
         build_once(folder, build, "the validation split")
-        first, second = (
-            TokenStore(self.folder, self.pad_id, self.token_types, path)
-            for path in (folder / "first.npy", folder / "second.npy")
-        )
-        return first, second
-
-    def _label_groups(self) -> np.ndarray:
-        """What the split is stratified by: the label, or the set of labels. (n,)"""
-        if not self.multi_label:
-            return self.label_ids()
-        return np.unique(self.label_ids(), axis=0, return_inverse=True)[1].reshape(-1)
+        store = partial(TokenStore, self.folder, self.pad_id, self.token_types)
+        return store(folder / "first.npy"), store(folder / "second.npy")
 
 
 def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Rows of the smaller part: (n,) bool. `hashes`: equal for equal texts; `labels`: label ids.
+    """Rows of the smaller part, (n,) bool, from the hashes of their texts and their label ids.
 
-    Texts stand in an order made by the seed; of every label, the first are taken until their rows
-    reach the fraction, rounded to whole rows. A text has the lowest of its rows' labels.
+    Texts are shuffled with the seed; of every label, the first are taken until their rows reach the
+    fraction, rounded to whole rows. A text has the lowest of its rows' labels.
     """
-    # Work on one of 2**bits parts of that order at a time.
-    bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()
+    bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()  # of the number of parts
     second = np.zeros(len(hashes), np.bool_)
-    totals = np.zeros(int(labels.max()) + 1, np.int64)  # rows of each label
+    totals, before = np.zeros((2, int(labels.max()) + 1), np.int64)  # rows of each label
     for part in range(1 << bits):
         _, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
-        totals += np.bincount(label, counts, len(totals)).astype(np.int64)
-    wanted, before = np.round(totals * fraction), np.zeros_like(totals)
+        np.add.at(totals, label, counts)
+    wanted = np.round(totals * fraction)
     for part in range(1 << bits):
-        if (before >= wanted).all():
-            break
         rows, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
         order = np.argsort(label, kind="stable")
         ends = np.cumsum(counts[order])
@@ -188,27 +152,23 @@ def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: in
         taken = np.zeros(len(label), np.bool_)
         taken[order] = ends + (before - begins)[label[order]] <= wanted[label[order]]
         second[rows] = np.repeat(taken, counts)
-        before += np.bincount(label, counts, len(totals)).astype(np.int64)
+        np.add.at(before, label, counts)
     return second
 
 
 def _shuffled_texts(
     hashes: np.ndarray, labels: np.ndarray, seed: int, bits: int, part: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A part of the texts in an order made by the seed: their rows, and of each text the lowest
-    label and the number of rows."""
-    part_rows, part_keys = [], []
+    """A part of the shuffled texts: their rows, and each text's lowest label and number of rows."""
+    chosen = []
     for begin in range(0, len(hashes), ROWS_SORTED_AT_A_TIME):
         keys = hashes[begin : begin + ROWS_SORTED_AT_A_TIME] ^ np.uint64(seed % 2**63)
         keys *= np.uint64(0x9E3779B97F4A7C15)
-        keys ^= keys >> np.uint64(29)
-        keys *= np.uint64(0xBF58476D1CE4E5B9)
+        keys = (keys ^ (keys >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         keys ^= keys >> np.uint64(32)
         rows = np.flatnonzero(keys >> np.uint64(63 - bits) >> np.uint64(1) == part)
-        part_rows.append(begin + rows)
-        part_keys.append(keys[rows])
-    row, key = np.concatenate(part_rows), np.concatenate(part_keys)
+        chosen.append((begin + rows, keys[rows]))
+    row, key = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
     order = np.lexsort((labels[row], key))
-    row, key = row[order], key[order]
-    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]][: len(key)])
-    return row, labels[row[first]], np.diff(np.r_[first, len(row)])
+    _, first, counts = np.unique(key[order], return_index=True, return_counts=True)
+    return row[order], labels[row[order][first]], counts

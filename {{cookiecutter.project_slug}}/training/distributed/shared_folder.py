@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,20 +20,16 @@ log = logging.getLogger("training")
 
 
 def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
-    """Return `folder`; if it does not exist, one process makes it with `build` while others wait.
-
-    It is renamed when complete. A killed process's lock is released. `what`: its name in the log.
-    """
-    if not has_terminal():  # the rank whose progress bar can be seen builds first
-        deadline = time.monotonic() + 1.0
-        while not folder.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+    """Return `folder`; if it is missing, one process makes `what` with `build`, others wait."""
+    deadline = time.monotonic() + (0.0 if has_terminal() else 1.0)
+    while time.monotonic() < deadline and not folder.exists():
+        time.sleep(0.01)  # the rank whose progress bar can be seen builds first
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{folder}.lock")
+    lock = FileLock(f"{folder}.lock")  # the system releases it when its process is killed
     with suppress(Timeout):
-        lock.acquire(blocking=False)
+        lock.acquire(0)
     if not lock.is_locked:
         log.info("waiting for the process that prepares %s (%s.lock)", what, folder)
     while not lock.is_locked:
@@ -48,7 +43,7 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
             building.mkdir()
             with explain_disk_errors(building):
                 build(building)
-            os.replace(building, folder)
+            building.replace(folder)  # an interrupted build leaves nothing that looks complete
     finally:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,19 +17,10 @@ from training.settings.batch_sizes import batch_sizes
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
 from training.settings.flags import parse_args
-from training.tracking.figures import draw_rows
+from training.tracking.figures import MAX_CLASSES, Sections, Splits, draw_rows
 
-if TYPE_CHECKING:  # it brings torch, and a mistyped flag is reported before that is imported
-    from training.dataset.token_store import TokenStore
-
-MAX_CLASSES = 30  # in the table and the picture
 FORWARD_TOKENS = 8192  # of the suggested batch_size: enough to keep a GPU busy
 ROWS_COMPARED_AT_A_TIME = 1 << 20  # so that memory does not grow with the rows
-Splits = dict[str, "TokenStore"]
-Sections = dict[str, list[str]]
-
-
-# -- what is worth a look ------------------------------------------------------------------------
 
 
 def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
@@ -44,16 +35,16 @@ def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
     same_name: dict[int, list[str]] = {}
     for label in splits["train"].labels:
         same_name.setdefault(text_hashes(label)[1], []).append(label)
-    lines += [f"labels that differ only in case, width or spaces: {names}"
-              for names in same_name.values() if len(names) > 1]  # fmt: skip
+    alike = "labels that differ only in case, width or spaces"
+    lines += [f"{alike}: {names}" for names in same_name.values() if len(names) > 1]
     counts, contradicting = compare_texts(splits)
     for other, name in itertools.combinations_with_replacement(splits, 2):
         exact, folded = counts[other, name, "exact"], counts[other, name, "folded"]
         what = "repeat a text of the same split" if name == other else f"are also in {other}"
         if folded:
-            share = f"{folded / len(splits[name]):.1%}"
-            lines.append(f"{name}: {exact:,} rows {what}; {folded:,} ({share}) if case, width and "
-                         "spaces are ignored")  # fmt: skip
+            share = f"{folded:,} ({folded / len(splits[name]):.1%})"
+            what += f"; {share} if case, width and spaces are ignored"
+            lines.append(f"{name}: {exact:,} rows {what}")
     if texts := counts["texts"]:
         lines.append(f"{texts:,} texts, in {counts['rows']:,} rows, have different labels")
     return lines + [_example(splits, tokenizer, text) for text in contradicting if tokenizer]
@@ -61,21 +52,19 @@ def remarks(splits: Splits, tokenizer: Any = None) -> list[str]:
 
 def _example(splits: Splits, tokenizer: Any, text_hash: int) -> str:
     """A text with several labels, as its tokens have it, and how often it has which."""
-    text, label_counts = "", []
+    text, label_counts = "", Counter[str]()
     for name, store in splits.items():
         rows = np.flatnonzero(store.values("folded") == text_hash)
         if len(rows) and not text:
             row = rows[store.values("exact", rows).argmin()]  # in any order of rows the same
-            ids = store.inputs(np.array([row]))["input_ids"][0]
-            text = " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
-        label_sets = np.atleast_2d(store.label_ids(rows).T).T  # a row of ids, or of 0 and 1
-        for label, count in Counter(map(tuple, label_sets)).items():
-            label_ids = np.flatnonzero(label) if store.multi_label else label
-            names = " + ".join(store.labels[i] for i in label_ids) or "no label"
-            label_counts.append(f"{count} x {names!r} in {name}")
-    if len(text) > 60:
-        text = f"{text[:60]}..."
-    return f"  {text}: {', '.join(sorted(label_counts))}"
+            tokens = store.inputs(np.array([row]))["input_ids"][0]
+            text = " ".join(tokenizer.decode(tokens, skip_special_tokens=True).split())
+        for label in store.label_ids(rows):  # an id, or 0 and 1 for each label
+            ids = np.flatnonzero(label) if store.multi_label else [label]
+            names = " + ".join(store.labels[i] for i in ids) or "no label"
+            label_counts[f"{names!r} in {name}"] += 1
+    shown = sorted(f"{count} x {label}" for label, count in label_counts.items())
+    return f"  {text[:60]}{'...' if len(text) > 60 else ''}: {', '.join(shown)}"
 
 
 def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
@@ -84,43 +73,30 @@ def compare_texts(splits: Splits) -> tuple[Counter[Any], list[int]]:
     (a, a, kind): rows of split a beyond the first with their text; (a, b, kind): rows of b whose
     text is in a. Kind: exact or folded. "texts" with different labels, and their "rows".
     """
-    counts: Counter[Any] = Counter()
-    examples: list[int] = []
-    hashes = {name: store.values("folded") for name, store in splits.items()}
+    counts, examples = Counter[Any](), list[int]()
     set_keys = np.random.default_rng(0).integers(2**63, size=len(splits["train"].labels))
     parts = math.ceil(sum(map(len, splits.values())) / ROWS_COMPARED_AT_A_TIME)
     bounds = [2**64 * i // parts for i in range(parts + 1)]
+    folded = {name: store.values("folded") for name, store in splits.items()}
     for low, high in itertools.pairwise(bounds):  # all rows of a text are in the same part
-        rows = {k: np.flatnonzero((n >= low) & (n <= high - 1)) for k, n in hashes.items()}
+        rows = {k: np.flatnonzero((n >= low) & (n <= high - 1)) for k, n in folded.items()}
+        split = np.repeat(np.arange(len(splits)), list(map(len, rows.values())))
         for kind in ("exact", "folded"):
-            ordered = {k: np.sort(s.values(kind, rows[k])) for k, s in splits.items()}
+            hashes = np.concatenate([s.values(kind, rows[k]) for k, s in splits.items()])
+            texts, first, text = np.unique(hashes, return_index=True, return_inverse=True)
+            text_rows = np.zeros((len(texts), len(splits)), np.int64)  # of each text in each split
+            np.add.at(text_rows, (text, split), 1)
+            in_split = dict(zip(splits, text_rows.T, strict=True))
             for a, b in itertools.combinations_with_replacement(splits, 2):
-                if a == b:
-                    repeated = ordered[a][1:] == ordered[a][:-1]
-                else:
-                    repeated = _occurrences(ordered[b], ordered[a]) > 0
-                counts[a, b, kind] += int(repeated.sum())
-        folded = np.concatenate([hashes[k][rows[k]] for k in splits])
+                again = (in_split[a] - 1).clip(0) if a == b else in_split[b][in_split[a] > 0]
+                counts[a, b, kind] += int(again.sum())
         labels = np.concatenate([s.label_ids(rows[k]) for k, s in splits.items()])
         if labels.ndim == 2:  # a number for each set of labels
             labels = np.einsum("ij,j->i", labels, set_keys)
-        order = np.argsort(folded)
-        folded, labels = folded[order], labels[order]
-        differ = (folded[1:] == folded[:-1]) & (labels[1:] != labels[:-1])
-        texts = np.unique(folded[1:][differ])
-        counts["texts"] += len(texts)
-        counts["rows"] += int(_occurrences(texts, folded).sum())
-        examples += texts[:5].tolist()
+        several = np.unique(text[labels != labels[first[text]]])  # texts with different labels
+        counts.update(texts=len(several), rows=int(text_rows[several].sum()))
+        examples += texts[several[:5]].tolist()
     return counts, examples[:5]
-
-
-def _occurrences(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """How often each of `values` is in the sorted `ordered`. np.isin takes 50 times as long."""
-    ends = np.searchsorted(ordered, values, "right")
-    return ends - np.searchsorted(ordered, values, "left")
-
-
-# -- python data.py --report ---------------------------------------------------------------------
 
 
 def parse() -> tuple[Path, TrainConfig]:
@@ -133,10 +109,7 @@ def parse() -> tuple[Path, TrainConfig]:
 
 
 def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleType) -> None:
-    """Print the report, and write `data_report.txt` and `data_report.png`.
-
-    `source` and `model`: the user's `data.py` and `model.py`.
-    """
+    """Print the report on the rows of `source` (data.py), and write it as text and picture."""
     from training.dataset.build import open_splits
     from training.dataset.tokenizer import prepare_tokenizer
 
@@ -152,7 +125,7 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
         text = "\n".join("\n  ".join([title, *lines]) + "\n" for title, lines in sections.items())
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "data_report.txt").write_text(text, encoding="utf-8")
-        draw_rows(splits, sections, MAX_CLASSES, folder / "data_report.png")
+        draw_rows(splits, sections, folder / "data_report.png")
         print(f"\n{text}\nwritten: {folder / 'data_report.txt'}, and .png")
     except (UserError, OSError) as error:
         sys.exit(f"data.py: {error}")
@@ -160,20 +133,19 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
 
 def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> Sections:
     """The lines of the report by title. `longest`: the most tokens that may be suggested."""
+    title = f"{Path(config.train_file[0]).name}: {len(splits['train'].labels)} classes"
     return {
-        f"{Path(config.train_file[0]).name}: {len(splits['train'].labels)} classes":
-            _class_table(splits),
+        title: _class_table(splits),
         "Tokens of a row, special ones included": _length_table(splits, config.max_length),
         "Worth a look": remarks(splits, tokenizer) or ["nothing found"],
         "Suggestions": suggestions(config, splits["train"], longest),
-    }  # fmt: skip
+    }
 
 
 def _class_table(splits: Splits) -> list[str]:
     """Rows and share of each class in each split, the largest classes first."""
-    labels = splits["train"].labels
+    labels, row = splits["train"].labels, "{:>22}" * len(splits)
     counts = {name: store.label_counts() for name, store in splits.items()}
-    row = "{:>22}" * len(splits)
     lines = [row.format(*(f"{name} {len(store):,}" for name, store in splits.items()))]
     for i in np.argsort(-counts["train"], kind="stable")[:MAX_CLASSES]:
         cells = [f"{n[i]:,}{n[i] / len(splits[name]):>9.1%}" for name, n in counts.items()]
@@ -194,14 +166,13 @@ def _length_table(splits: Splits, max_length: int) -> list[str]:
         points = np.percentile(full, (50, 90, 99, 100), method="inverted_cdf")
         cells = [*(f"{n:,}" for n in points), *(f"{(full > cut).mean():.1%}" for cut in cuts)]
         lines.append(row.format(name, f"{full.mean():,.1f}", *cells))
-    lines.append("train rows of up to N tokens, and of more than N / 2, for each N")
     full = splits["train"].values("full_length")
     shares = np.bincount(np.ceil(np.log2(np.maximum(full, 1))).astype(int)) / len(full)
-    lines += [f"{2**i:>8,}{s:>8.1%} {'#' * round(60 * s)}" for i, s in enumerate(shares) if s]
-    return lines
+    bars = [f"{2**i:>8,}{s:>8.1%} {'#' * round(60 * s)}" for i, s in enumerate(shares) if s]
+    return [*lines, "train rows of up to N tokens, and of more than N / 2, for each N", *bars]
 
 
-def suggestions(config: TrainConfig, train: "TokenStore", longest: int) -> list[str]:
+def suggestions(config: TrainConfig, train: Any, longest: int) -> list[str]:
     """Settings that fit the rows, with the reason; padding and steps under the present ones."""
     import torch
 
@@ -211,23 +182,19 @@ def suggestions(config: TrainConfig, train: "TokenStore", longest: int) -> list[
     needed = math.ceil(max(8, int(np.percentile(full, 99, method="inverted_cdf"))) / 8) * 8
     length, sizes = min(needed, longest), batch_sizes(config, ranks)
     rank_rows = math.ceil(sizes.global_batch_size / ranks)
-    batch_size = max(1, min(FORWARD_TOKENS // length, rank_rows))
+    batch_size = 1 << max(1, min(FORWARD_TOKENS // length, rank_rows)).bit_length() - 1
     kept = f"--max-length {length}: {(full <= length).mean():.1%} of the train rows stay whole"
-    if length < needed:
-        kept += f"; 99 % would need {needed:,}"
-    lines = [
-        kept,
-        f"--batch-size {1 << batch_size.bit_length() - 1}: a rank has {rank_rows} rows in a step, "
-        f"and a forward should have up to {FORWARD_TOKENS:,} tokens; if memory runs out, lower it: "
-        "the result stays the same",
-    ]
+    needs = f"; 99 % would need {needed:,}" if length < needed else ""
+    fill = f"a rank has {rank_rows} rows in a step, and a forward should have up to"
+    lower = "if memory runs out, lower it: the result stays the same"
+    lines = [kept + needs, f"--batch-size {batch_size}: {fill} {FORWARD_TOKENS:,} tokens; {lower}"]
     for flag, grouped in (("--group-by-length", True), ("--no-group-by-length", False)):
-        plan = BatchPlan(train, sizes, seed=config.seed, group_by_length=grouped,
-                         num_replicas=ranks, rank=0)  # fmt: skip
+        plan = BatchPlan(
+            train, sizes, seed=config.seed, group_by_length=grouped, num_replicas=ranks, rank=0
+        )
         steps = itertools.islice((m for m in plan if m.ends_step), 200)
         tokens, computed = np.sum([(m.step_tokens, m.step_padded_tokens) for m in steps], axis=0)
         lines.append(f"{flag}: {1 - tokens / computed:.1%} of the computed tokens are padding")
-    total = config.max_steps or config.epochs * plan.steps_per_epoch
-    lines.append(f"{total:,} steps, {plan.steps_per_epoch:,} in an epoch, of "
-                 f"{sizes.global_batch_size} rows each, on {ranks} ranks")  # fmt: skip
-    return lines
+    per_epoch = plan.steps_per_epoch
+    total = f"{config.max_steps or config.epochs * per_epoch:,} steps, {per_epoch:,} in an epoch"
+    return [*lines, f"{total}, of {sizes.global_batch_size} rows each, on {ranks} ranks"]
