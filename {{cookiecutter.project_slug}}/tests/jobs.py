@@ -41,7 +41,7 @@ TIMEOUT = 20.0  # of a collective: a hang becomes an exception
 def run(config: TrainConfig) -> None:
     watchdog.report(watchdog.START)  # these processes have had other runs
     try:
-        train.main(config, ranks.setup(TIMEOUT)[0])
+        train.main(config, ranks.setup(config.timeout)[0])
     finally:
         run_folder.release()  # of a run that failed
 

@@ -40,9 +40,14 @@ def fork_ranks(connections: list[Connection], folder: Path) -> None:
     """Import what the ranks need, then fork one rank for each connection, and wait for them."""
     sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # CUDA does not survive a fork
-    import jobs  # noqa: F401
-    import torch
+    import matplotlib.figure
+    import sklearn.metrics
+    import torch.utils.tensorboard
+    import transformers.models.bert.modeling_bert  # noqa: F401  # a run imports these when it needs them
 
+    import jobs  # noqa: F401
+
+    multiprocessing.set_start_method(None, force=True)  # this process was spawned; loaders are not
     torch.set_num_threads(1)  # so there are no threads, which would not survive it either
     for rank, connection in enumerate(connections):
         if os.fork() == 0:
@@ -74,6 +79,8 @@ def serve(connection: Connection) -> None:
             answer: tuple = ("ok", function(*args))
         except BaseException as error:
             answer = ("error", type(error).__name__, f"{error}\n{traceback.format_exc()}")
+        for loader in multiprocessing.active_children():
+            loader.kill()  # a run that is collected would wait seconds for its loaders
         gc.collect()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -21,7 +21,7 @@ def log_of(config: TrainConfig) -> str:
 def test_out_of_memory_ends_the_run(ranks: Ranks, settings: Settings) -> None:
     """In the middle of a run it is an error, with PyTorch's own type."""
     with pytest.raises(RankError) as error:
-        ranks.run(2, jobs.run_with_little_memory, settings(), 1, 6, 3)
+        ranks.run(2, jobs.run_with_little_memory, settings(timeout=5.0), 1, 6, 3)
     assert error.value.kinds[1] == "OutOfMemoryError"
 
 
