@@ -576,10 +576,9 @@ def test_what_is_baked_is_clean(bake: Bake, tmp_path: Path, run: Run) -> None:
     run(project, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".")
 
 
-# What depends on where a project lies and on its answers: its settings and paths, the launch files,
-# and ranks that train in it. The other tests are the template's own, byte for byte.
-DEPENDS_ON_PLACE = "test_settings or test_launch or test_gradient_equals or test_command"
-
+# What depends on a project's place and answers: its settings, its files' imports, its ranks. All
+# files are imported. The launch is in the printed commands, also in a folder with a space.
+DEPENDS_ON_PLACE = "test_settings or test_gradient_equals or test_command or test_mistakes"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -611,7 +610,7 @@ def test_the_printed_commands_work(
     bake: Bake, tmp_path: Path, capfd: pytest.CaptureFixture[str], run: Run, packages: str
 ) -> None:
     """The three commands that a new project starts with, as printed, end in a trained model."""
-    project = bake(output_dir=tmp_path)
+    project = bake(output_dir=tmp_path / "my projects")
     steps = [line for line in capfd.readouterr().out.splitlines() if line.startswith("  ")]
     commands = "\n".join([*steps[:-1], steps[-1] + " --max-steps 3 --run-name first"])
     variables = {}

@@ -77,6 +77,20 @@ def run_stopped_at(config: TrainConfig, step: int) -> None:
         run(config)
 
 
+def run_compiled(config: TrainConfig, backend: str) -> None:
+    """A run with --compile whose graphs go to this backend in place of "inductor": "aot_eager" gets
+    the same graphs, and compiles in a second what takes a C++ compiler half a minute."""
+    import torch._dynamo
+
+    lookup = torch._dynamo.lookup_backend
+
+    def other(name: str) -> Any:
+        return lookup(backend if name == "inductor" else name)
+
+    with Patch(torch._dynamo, "lookup_backend", other):
+        run(config)
+
+
 def agreements(asked_at: int, calls: int) -> list[bool]:
     """Answers to `agreed`, where two ranks are already many and rank 1 is asked to stop."""
     ranks.setup(TIMEOUT)

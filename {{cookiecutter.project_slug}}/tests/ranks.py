@@ -6,6 +6,7 @@ that torchrun would set, and returns what each of them returned.
 """
 
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,11 @@ from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 MAX_RANKS = 4
+# Of a run; all but the first are imported only where it needs them.
+SLOW_IMPORTS = (
+    "jobs", "matplotlib.figure", "sklearn.metrics", "torch.utils.tensorboard",
+    "transformers.models.bert.modeling_bert",
+)  # fmt: skip
 
 
 class RankError(RuntimeError):
@@ -40,15 +46,12 @@ def fork_ranks(connections: list[Connection], folder: Path) -> None:
     """Import what the ranks need, then fork one rank for each connection, and wait for them."""
     sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # CUDA does not survive a fork
-    import matplotlib.figure
-    import sklearn.metrics
-    import torch.utils.tensorboard
-    import transformers.models.bert.modeling_bert  # noqa: F401  # a run imports these when it needs them
+    import torch
 
-    import jobs  # noqa: F401
-
-    multiprocessing.set_start_method(None, force=True)  # this process was spawned; loaders are not
-    torch.set_num_threads(1)  # so there are no threads, which would not survive it either
+    torch.set_num_threads(1)  # nor do threads
+    for module in SLOW_IMPORTS:
+        importlib.import_module(module)
+    multiprocessing.set_start_method(None, force=True)  # loaders start as in a real run
     for rank, connection in enumerate(connections):
         if os.fork() == 0:
             log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
