@@ -580,6 +580,7 @@ def test_what_is_baked_is_clean(bake: Bake, tmp_path: Path, run: Run) -> None:
 # files are imported. The launch is in the printed commands, also in a folder with a space.
 DEPENDS_ON_PLACE = "test_settings or test_gradient_equals or test_command or test_mistakes"
 
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tests", [DEPENDS_ON_PLACE, pytest.param("not slow", marks=pytest.mark.long)]
