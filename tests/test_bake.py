@@ -39,7 +39,7 @@ CONDITIONAL = {
     "{% if cookiecutter.license == 'Apache-2.0' %}LICENSE{% endif %}": "LICENSE",
     "{% if cookiecutter.__slurm == 'yes' %}launch.sbatch{% endif %}": "launch.sbatch",
 }
-# Every file of the layout that a reader is told about.
+# One file or more of each subject of the layout.
 LAYOUT = """
     README.md config.toml model.py data.py train.py predict.py benchmark.py launch.sh
     launch_multinode.sh
@@ -129,7 +129,7 @@ def rendered_names(answers: dict[str, Any]) -> set[str]:
         if name.startswith(FOLDER + "/"):
             inner = name.removeprefix(FOLDER + "/")
             if inner not in CONDITIONAL:
-                assert "{" not in inner, f"{inner}: a conditional file that this test knows not"
+                assert "{" not in inner, f"{inner}: a conditional file that this test does not know"
                 names.add(inner)
             elif inner in wanted:
                 names.add(CONDITIONAL[inner])
@@ -194,7 +194,7 @@ def test_nothing_is_left_unrendered(option_set: Baked) -> None:
         assert text.endswith("\n") and not text.endswith("\n\n"), path.name
 
 
-def test_code_is_the_template_s_byte_for_byte(option_set: Baked) -> None:
+def test_code_is_copied_byte_for_byte(option_set: Baked) -> None:
     """A question never changes code: what is tested in the folder is what the user gets."""
     _, project = option_set
     copied = [p for p in project.rglob("*") if p.suffix in (".py", ".sh", ".tsv")]
@@ -295,7 +295,7 @@ def test_rendered_scripts_hold_no_jinja_comment() -> None:
             assert "{#" not in (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_line_ends_are_unix_s(baked: Path) -> None:
+def test_line_ends_are_those_of_unix(baked: Path) -> None:
     """A carriage return breaks scripts and strays into rows: none is baked, none will be."""
     for path in baked.rglob("*"):
         if path.is_file():
@@ -543,7 +543,7 @@ def test_odd_folders(
 # -- what the template needs -------------------------------------------------------------------
 
 
-def test_the_template_s_environment_has_all_that_the_project_needs() -> None:
+def test_the_environment_has_all_that_the_project_needs() -> None:
     """The project is tested in place, in the template's environment."""
     project = tomllib.loads((ROOT / FOLDER / "pyproject.toml").read_text(encoding="utf-8"))
     needs = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["dev"]
@@ -585,7 +585,7 @@ DEPENDS_ON_PLACE = "test_settings or test_gradient_equals or test_command or tes
 @pytest.mark.parametrize(
     "tests", [DEPENDS_ON_PLACE, pytest.param("not slow", marks=pytest.mark.long)]
 )
-def test_the_project_s_own_tests_pass_in_a_baked_copy(
+def test_a_baked_project_passes_its_own_tests(
     bake: Bake, tmp_path: Path, run: Run, tests: str
 ) -> None:
     """The promises hold in what a user gets, wherever it lies, not only in the template."""

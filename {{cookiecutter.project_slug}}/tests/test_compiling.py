@@ -37,7 +37,7 @@ def test_lengths_are_the_best_choice(seed: int) -> None:
 
 
 def test_lengths_of_long_texts_and_of_equal_ones() -> None:
-    """Thousands of different lengths are told apart coarsely; the longest row always fits."""
+    """Thousands of different lengths are distinguished coarsely; the longest row always fits."""
     lengths = np.random.default_rng(0).integers(5, 8192, 20_000)
     chosen = choose_lengths(Rows(lengths))  # type: ignore[arg-type]
     assert len(chosen) == 8

@@ -35,7 +35,7 @@ def test_not_even_one_row(ranks: Ranks, settings: Settings) -> None:
 
 def test_auto_finds_what_fits(ranks: Ranks, settings: Settings) -> None:
     """16 rows a rank are tried first; 6 fit on one of two ranks: 4 are taken on both, and the run
-    is that of --batch-size 4, to the bit."""
+    is bit-identical to that of --batch-size 4."""
     plain = settings(run_name="plain", batch_size=4)
     ranks.run(2, jobs.run, plain)
     config = replace(plain, run_name="auto", batch_size=AUTO)
