@@ -1,12 +1,15 @@
 # make demo    environment, a project baked with the default answers, trained on its sample data
-# make test    environment, lint, types and every test
-# make quick   the same without the slow tests
+# make test    environment, lint, types and tests: about five minutes on two cores
+# make quick   the same without the slow tests: a minute and a half
+# make test ALL=1    with the tests that repeat others in another place, or more often
 #
 # Each needs Python >= 3.11 and nothing else. `make PYTHON=/path/to/python3.12 demo` names one.
 
 PROJECT := {{cookiecutter.project_slug}}
 DEMO := build/text-classifier
 PY := .venv/bin/python
+# More processes need more memory: each has ranks of its own.
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 SCRIPTS := \( -name .git -o -name .venv -o -name build \) -prune -o \
 	\( -name '*.sh' -o -name '*.sbatch*' -o -path ./.ci/run \) -print0
 
@@ -16,13 +19,11 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .PHONY: demo test quick check env clean
 .DEFAULT_GOAL := test
 
-test: check
-	cd '$(PROJECT)' && ../$(PY) -m pytest
-	$(PY) -m pytest
-
-quick: check
-	cd '$(PROJECT)' && ../$(PY) -m pytest -m 'not slow'
-	$(PY) -m pytest -m 'not slow'
+test: MARKS := $(if $(ALL),-m '')
+quick: MARKS := -m 'not slow and not long'
+test quick: check
+	cd '$(PROJECT)' && ../$(PY) -m pytest $(PARALLEL) $(MARKS)
+	$(PY) -m pytest $(PARALLEL) $(MARKS)
 
 check: env
 	$(PY) -m ruff check .

@@ -21,12 +21,12 @@ def started(*arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_says_how_to_use_it(name: str) -> None:
+def test_help_is_printed(name: str) -> None:
     assert "usage:" in started(f"benchmarks/{name}", "--help")
 
 
 @pytest.mark.slow
-def test_the_arithmetic_is_the_document_s() -> None:
+def test_docs_have_the_printed_tables() -> None:
     """docs/scaling.md has the tables that the command prints, from the parts that were measured."""
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     tables = started("benchmarks/scaling.py", "arithmetic").strip().split("\n\n")

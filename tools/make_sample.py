@@ -194,7 +194,7 @@ POINT_EN: dict[str, list[str]] = {
         "the [voucher|discount code|gift card] [isn't|wasn't] [accepted|taken off] at the checkout",
         "can I [pay|settle it] [by invoice|in instalments|by bank transfer|on delivery]?",
         "I need [an invoice|a receipt] [with VAT|for my company|for {order}]",
-        "there is a [charge|debit] of {money} [from you|on my statement] that I [don't recognize|"
+        "there is a [charge|debit] of {money} [from you|on my statement] that I [don't recognise|"
         "can't explain]",
         "the [total|amount] at the checkout [jumped|changed] [to|by] {money}, why?",
         "I paid [twice by mistake|{ago}] but it [still says unpaid|shows as open]",
@@ -281,7 +281,7 @@ POINT_EN: dict[str, list[str]] = {
         "we [make|sell] {thing} parts and would like to [supply|work with] you",
         "[hello|test], is this a [real person|human]?",
         "[sorry, wrong|oops, wrong] [chat|number], [ignore this|please delete]",
-        "is there a [shop|showroom] [in|did_you_mean] {city}?",
+        "is there a [shop|showroom] [in|near] {city}?",
         "can our [club|charity] ask for a [donation|sponsor]? [we collect for a new hall|]",
         "what do you do [about|with] [old packaging|the environment|plastic]?",
         "who [drew|made] the [advert|picture] in your window? [I like it|my son wants to know]",

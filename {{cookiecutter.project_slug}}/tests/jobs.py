@@ -1,4 +1,4 @@
-"""What tests run on ranks. Imported there and here; every function is called on each rank."""
+"""What the tests run on ranks: each function is called on every rank."""
 
 import io
 import os
@@ -41,13 +41,13 @@ TIMEOUT = 20.0  # of a collective: a hang becomes an exception
 def run(config: TrainConfig) -> None:
     watchdog.report(watchdog.START)  # these processes have had other runs
     try:
-        train.main(config, ranks.setup(TIMEOUT)[0])
+        train.main(config, ranks.setup(config.timeout)[0])
     finally:
         run_folder.release()  # of a run that failed
 
 
 class Patch:
-    """Put something in the place of a module's attribute, for one `with`."""
+    """Replace an attribute of a module or a class inside a `with`."""
 
     def __init__(self, module: Any, name: str, value: Any) -> None:
         self.module, self.name, self.value = module, name, value
@@ -77,17 +77,31 @@ def run_stopped_at(config: TrainConfig, step: int) -> None:
         run(config)
 
 
+def run_compiled(config: TrainConfig, backend: str) -> None:
+    """A run with --compile whose graphs go to this backend in place of "inductor": "aot_eager" gets
+    the same graphs, and compiles in a second what takes a C++ compiler half a minute."""
+    import torch._dynamo
+
+    lookup = torch._dynamo.lookup_backend
+
+    def other(name: str) -> Any:
+        return lookup(backend if name == "inductor" else name)
+
+    with Patch(torch._dynamo, "lookup_backend", other):
+        run(config)
+
+
 def agreements(asked_at: int, calls: int) -> list[bool]:
-    """Answers to `agreed`, where two ranks are already many and rank 1 is asked to stop."""
+    """Answers to `agreed`, where two ranks count as many and rank 1 is asked to stop."""
     ranks.setup(TIMEOUT)
-    stop, found = signals.StopRequest(), []
+    stop, answers = signals.StopRequest(), []
     stop.ready()
     with Patch(signals, "RANKS_AT_ONCE", 1):
         for call in range(1, calls + 1):
             stop.asked = torch.distributed.get_rank() == 1 and call >= asked_at
-            found.append(stop.agreed())
+            answers.append(stop.agreed())
     stop.close()
-    return found
+    return answers
 
 
 class WatchingOperations(TorchDispatchMode):
@@ -132,18 +146,18 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
 def share_reduced(config: TrainConfig) -> float:
     """Bytes of gradients that a hook reduced, as a share of all there were."""
     reduce = torch.distributed.all_reduce
-    sent, whole = [0], [0]
+    sent, total = [0], [0]
 
     def counting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         sent[0] += tensor.nbytes
         return reduce(tensor, *args, **kwargs)
 
-    def keep(optimizer: torch.optim.Optimizer) -> None:
-        whole[0] += sum(p.nbytes for group in optimizer.param_groups for p in group["params"])
+    def count(optimizer: torch.optim.Optimizer) -> None:
+        total[0] += sum(p.nbytes for group in optimizer.param_groups for p in group["params"])
 
-    with Patch(torch.distributed, "all_reduce", counting), before_each_update(keep):
+    with Patch(torch.distributed, "all_reduce", counting), before_each_update(count):
         run(config)
-    return sent[0] / whole[0]
+    return sent[0] / total[0]
 
 
 def syncs_per_step(config: TrainConfig) -> list[dict[str, int]]:
@@ -197,8 +211,8 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
 
     everything = np.arange(len(rows))
     kept["full"] = [g / weight.sum() for g in gradient(everything)]
-    mine = gradient(everything[rank::world_size])
-    kept["by hand"] = [ranks.reduce_tensor(g) / weight.sum() for g in mine]
+    own = gradient(everything[rank::world_size])
+    kept["by hand"] = [ranks.reduce_tensor(g) / weight.sum() for g in own]
     return kept
 
 
@@ -227,14 +241,14 @@ def run_edited(config: TrainConfig, edit: str) -> None:
 
 
 def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: int = 0) -> None:
-    """A run in which one rank's loss, or its gradient alone, is not finite in some steps."""
+    """A run in which one rank's loss, or only its gradient, is not finite in some steps."""
 
     def loss(logits: Any, *args: Any) -> torch.Tensor:
         losses = loss_per_row(logits, *args)
         if torch.distributed.get_rank() != 1 or watchdog.position.step not in steps:
             return losses
         if kind == "loss":
-            return losses + torch.inf  # its gradient alone is finite
+            return losses + torch.inf  # only its gradient is finite
         return losses + (logits.sum(1) * 0).sqrt()  # its value is
 
     with Patch(train, "loss_per_row", loss):
@@ -242,7 +256,7 @@ def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: in
 
 
 def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int) -> None:
-    """A run in which, from `step` on, one rank's memory holds no more than so many rows."""
+    """A run in which, from `step` on, one rank's memory holds at most `rows` rows."""
 
     def loss(logits: Any, *args: Any) -> torch.Tensor:
         due = torch.distributed.get_rank() == rank and watchdog.position.step >= step

@@ -1,22 +1,31 @@
-"""Rank processes that stay: importing torch and transformers takes longer than most tests.
+"""Rank processes for the tests, forked from one process that has imported what they need.
 
-`Ranks.run(world_size, function, *args)` calls `function(*args)` on so many ranks, each in its own
-process with the variables that torchrun would set, and returns what each of them returned.
+Importing torch and transformers takes longer than most tests. `Ranks.run(world_size, function,
+*args)` calls `function(*args)` on `world_size` ranks, each in its own process with the variables
+that torchrun would set, and returns what each of them returned.
 """
 
 import gc
+import importlib
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-MOST = 4
+MAX_RANKS = 4
+# Of a run; all but the first are imported only where it needs them.
+SLOW_IMPORTS = (
+    "jobs", "matplotlib.figure", "sklearn.metrics", "torch.utils.tensorboard",
+    "transformers.models.bert.modeling_bert",
+)  # fmt: skip
 
 
 class RankError(RuntimeError):
@@ -33,18 +42,36 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def serve(connection: Connection, log: str) -> None:
-    """The life of a rank process."""
+def fork_ranks(connections: list[Connection], folder: Path) -> None:
+    """Import what the ranks need, then fork one rank for each connection, and wait for them."""
     sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    import jobs  # noqa: F401  # the slow imports, before anybody waits in a collective
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # CUDA does not survive a fork
     import torch
+
+    torch.set_num_threads(1)  # nor do threads
+    for module in SLOW_IMPORTS:
+        importlib.import_module(module)
+    multiprocessing.set_start_method(None, force=True)  # loaders start as in a real run
+    for rank, connection in enumerate(connections):
+        if os.fork() == 0:
+            log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            for other in connections[:rank] + connections[rank + 1 :]:
+                other.close()  # its end is seen only when nobody else holds it
+            serve(connection)
+            os._exit(0)
+    for connection in connections:
+        connection.close()
+    for _ in connections:
+        os.wait()
+
+
+def serve(connection: Connection) -> None:
+    """The life of a rank: send the process id, then run what is asked until nobody asks."""
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    connection.send("ready")
+    connection.send(os.getpid())
     while True:
         try:
             environment, function, args = connection.recv()
@@ -55,6 +82,8 @@ def serve(connection: Connection, log: str) -> None:
             answer: tuple = ("ok", function(*args))
         except BaseException as error:
             answer = ("error", type(error).__name__, f"{error}\n{traceback.format_exc()}")
+        for loader in multiprocessing.active_children():
+            loader.kill()  # a run that is collected would wait seconds for its loaders
         gc.collect()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -64,27 +93,26 @@ def serve(connection: Connection, log: str) -> None:
 class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes: list[tuple[Any, Connection]] = []
+        self.connections: list[Connection] = []
+        self.pids: list[int] = []
 
-    def _start(self, count: int) -> None:
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        before = len(self.processes)
-        while len(self.processes) < count:
-            ours, theirs = context.Pipe()
-            log = self.folder / f"rank{len(self.processes)}.log"
-            process = context.Process(target=serve, args=(theirs, str(log)))
-            process.start()
-            theirs.close()
-            self.processes.append((process, ours))
-        for _, connection in self.processes[before:]:
-            assert connection.recv() == "ready"
+        pairs = [context.Pipe() for _ in range(MAX_RANKS)]
+        theirs = [pair[1] for pair in pairs]
+        self.parent = context.Process(target=fork_ranks, args=(theirs, self.folder))
+        self.parent.start()
+        for connection in theirs:
+            connection.close()
+        self.connections = [pair[0] for pair in pairs]
+        self.pids = [connection.recv() for connection in self.connections]
 
     def run(self, world_size: int, function: Callable, *args: Any, timeout: float = 300) -> list:
         """Results in rank order. Errors: RankError with the messages of the ranks that failed."""
-        assert world_size <= MOST
-        self._start(world_size)
+        if not self.connections:
+            self._start()
         port = free_port()
-        connections = [connection for _, connection in self.processes[:world_size]]
+        connections = self.connections[:world_size]
         for rank, connection in enumerate(connections):
             environment = {
                 "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size,
@@ -104,8 +132,11 @@ class Ranks:
         return [a[1] for a in answers]
 
     def close(self) -> None:
-        for process, connection in self.processes:
-            process.kill()
-            process.join()
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.connections:
+            self.parent.join()
+        for connection in self.connections:
             connection.close()
-        self.processes.clear()
+        self.connections, self.pids = [], []

@@ -73,9 +73,10 @@ def test_wrong_edits_of_model_py(ranks: Ranks, settings: Settings) -> None:
     no_val = settings(val_fraction=0.0, val_file=())  # then the first step finds it
     with pytest.raises(RankError, match=r"gives logits of shape \(16, 2\) for 16 rows"):
         ranks.run(2, jobs.run_edited, no_val, "two logits")
-    message = "did not contribute to the loss on rank 1; use them"
+    config = settings(run_name="skipped", timeout=5.0)  # of rank 0's wait for rank 1
+    message = r"did not contribute to the loss on rank 1; use them"
     with pytest.raises(RankError, match=message) as error:
-        ranks.run(2, jobs.run_edited, settings(run_name="skipped"), "skipped on a rank")
+        ranks.run(2, jobs.run_edited, config, "skipped on a rank")
     assert error.value.kinds[1] == "UserError"
 
 

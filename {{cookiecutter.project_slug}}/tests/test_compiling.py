@@ -38,7 +38,7 @@ def test_lengths_are_the_best_choice(seed: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_lengths_of_long_texts_and_of_equal_ones() -> None:
-    """Thousands of different lengths are told apart coarsely; the longest row always fits."""
+    """Thousands of different lengths are distinguished coarsely; the longest row always fits."""
     lengths = np.random.default_rng(0).integers(5, 8192, 20_000)
     chosen = choose_lengths(Rows(lengths))  # type: ignore[arg-type]
     assert len(chosen) == 8
@@ -66,15 +66,20 @@ def test_few_shapes_and_the_same_rows() -> None:
         assert micro_batches[0].step_padded_tokens >= computed
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles with g++ on a CPU")
-def test_compiled_run(ranks: Ranks, settings: Settings) -> None:
+NEEDS_COMPILER = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles with g++ on a CPU"),
+]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)])
+def test_compiled_run(ranks: Ranks, settings: Settings, backend: str) -> None:
     """Two ranks, two epochs: the losses of an eager run, compiled at most once a length, and the
     evaluation, which is not compiled, gives the same metrics."""
     eager = settings(run_name="eager", dropout=0.0, epochs=2, eval_batch_size=7)
     compiled = replace(eager, run_name="compiled", compile=True)
-    for config in (eager, compiled):
-        ranks.run(2, jobs.run, config)
+    ranks.run(2, jobs.run, eager)
+    ranks.run(2, jobs.run_compiled, compiled, backend)
     ours, theirs = lines_of(compiled), lines_of(eager)
     assert len(ours) == 14
     np.testing.assert_allclose(

@@ -17,7 +17,7 @@ Settings = Callable[..., TrainConfig]
 
 
 @pytest.mark.parametrize("rows", [3, 5, 45])
-def test_same_bits_for_any_number_of_ranks(
+def test_bit_identical_for_any_number_of_ranks(
     ranks: Ranks, settings: Settings, tmp_path: Path, rows: int
 ) -> None:
     """Per-row logits and metrics of 1 to 4 ranks are identical, also with fewer rows than ranks."""
@@ -33,7 +33,7 @@ def test_same_bits_for_any_number_of_ranks(
     assert metrics["rows"] == rows
 
 
-def test_metrics_are_scikit_learns() -> None:
+def test_metrics_equal_those_of_scikit_learn() -> None:
     """Metrics come from all rows at once: no mean of batches or ranks."""
     rng = np.random.default_rng(0)
     logits, truth = rng.normal(size=(57, 4)), rng.integers(0, 3, 57)

@@ -21,7 +21,7 @@ def log_of(config: TrainConfig) -> str:
 def test_out_of_memory_ends_the_run(ranks: Ranks, settings: Settings) -> None:
     """In the middle of a run it is an error, with PyTorch's own type."""
     with pytest.raises(RankError) as error:
-        ranks.run(2, jobs.run_with_little_memory, settings(), 1, 6, 3)
+        ranks.run(2, jobs.run_with_little_memory, settings(timeout=5.0), 1, 6, 3)
     assert error.value.kinds[1] == "OutOfMemoryError"
 
 
@@ -35,7 +35,7 @@ def test_not_even_one_row(ranks: Ranks, settings: Settings) -> None:
 
 def test_auto_finds_what_fits(ranks: Ranks, settings: Settings) -> None:
     """16 rows a rank are tried first; 6 fit on one of two ranks: 4 are taken on both, and the run
-    is that of --batch-size 4, to the bit."""
+    is bit-identical to that of --batch-size 4."""
     plain = settings(run_name="plain", batch_size=4)
     ranks.run(2, jobs.run, plain)
     config = replace(plain, run_name="auto", batch_size=AUTO)

@@ -25,7 +25,7 @@ def rates(schedule: Schedule, steps: int) -> list[float]:
     return found
 
 
-def test_decay_is_for_matrices_alone() -> None:
+def test_only_matrices_decay() -> None:
     """Biases and norms do not decay, whatever they are called; frozen weights are in no group."""
     model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3), nn.Linear(3, 2))
     model[3].requires_grad_(False)

@@ -1,7 +1,9 @@
 """Promise 9: best/ loads anywhere and gives predict.py's labels and probabilities."""
 
 import csv
+import io
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,11 +12,10 @@ from pathlib import Path
 import jobs
 import pytest
 from conftest import make_rows, write_tsv
-from ranks import Ranks
+from ranks import PROJECT, Ranks
 
 from training.settings.config import TrainConfig
 
-PROJECT = Path(__file__).resolve().parent.parent
 Settings = Callable[..., TrainConfig]
 PIPELINE = """
 import json, sys
@@ -38,15 +39,30 @@ def best(ranks: Ranks, files: dict[str, Path], tmp_path_factory: pytest.TempPath
     return folder / "runs" / "run" / "best"
 
 
-def predict(best: Path, *arguments: str, text: str = "", code: int = 0) -> str:
-    command = [sys.executable, str(PROJECT / "predict.py"), "--model", str(best), *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+@pytest.fixture
+def predict(
+    best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What predict.py prints, or its error. It runs in this process: importing takes seconds."""
+
+    def run(*arguments: str, model: Path = best, text: str = "", error: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", ["predict.py", "--model", str(model), *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        try:
+            runpy.run_path(str(PROJECT / "predict.py"), run_name="__main__")
+        except SystemExit as stopped:
+            assert error and isinstance(stopped.code, str), stopped.code
+            return stopped.code
+        assert not error
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_pipeline_and_predict_agree(best: Path, tmp_path: Path) -> None:
-    """In fresh processes, offline: same labels, same probabilities, also of 10,000 words."""
+def test_pipeline_and_predict_agree(
+    best: Path, tmp_path: Path, predict: Callable[..., str]
+) -> None:
+    """In new processes, offline: same labels, same probabilities, also of 10,000 words."""
     done = subprocess.run([sys.executable, "-c", PIPELINE, str(best)], input=json.dumps(TEXTS),
                           capture_output=True, text=True, timeout=300, check=True)  # fmt: skip
     expected = json.loads(done.stdout)
@@ -54,7 +70,12 @@ def test_pipeline_and_predict_agree(best: Path, tmp_path: Path) -> None:
     rows.write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS), "utf-8")
     for suffix in (".jsonl", ".csv"):
         output = tmp_path / f"out{suffix}"
-        predict(best, "--input", str(rows), "--output", str(output))
+        arguments = ["--input", str(rows), "--output", str(output)]
+        if suffix == ".csv":
+            predict(*arguments)
+        else:
+            command = [sys.executable, str(PROJECT / "predict.py"), "--model", str(best)]
+            subprocess.run([*command, *arguments], timeout=300, check=True)
         with output.open(encoding="utf-8", newline="") as file:
             found = (
                 list(map(json.loads, file)) if suffix == ".jsonl" else list(csv.DictReader(file))
@@ -69,22 +90,20 @@ def test_pipeline_and_predict_agree(best: Path, tmp_path: Path) -> None:
     assert json.loads((best / "tokenizer_config.json").read_text("utf-8"))["model_max_length"] == 16
 
 
-def test_command_line_and_standard_input(best: Path) -> None:
+def test_command_line_and_standard_input(predict: Callable[..., str]) -> None:
     """One row a text: text, label, probability."""
-    shown = predict(best, "cat", "a b")
-    assert predict(best, text="cat\na b\n") == shown
+    shown = predict("cat", "a b")
+    assert predict(text="cat\na b\n") == shown
     assert [line.split("\t")[0] for line in shown.splitlines()] == ["cat", "a b"]
 
 
-def test_mistakes(best: Path, tmp_path: Path) -> None:
-    """One line each, before anything slow, and no output file is left."""
+def test_mistakes(best: Path, tmp_path: Path, predict: Callable[..., str]) -> None:
+    """One line each, and no output file is left."""
     table = write_tsv(tmp_path / "t.tsv", make_rows(3, 1))
-    output = str(tmp_path / "o.csv")
-    assert "is not a model folder" in predict(best.parent, "x", code=1)
-    assert "must end in" in predict(best, "--input", str(table), "--output", "o.xlsx", code=1)
-    message = predict(
-        best, "--input", str(table), "--output", output, "--text-column", "txt", code=1
-    )
+    rows = ["--input", str(table), "--output"]
+    assert "is not a model folder" in predict("x", model=best.parent, error=True)
+    assert "must end in" in predict(*rows, "o.xlsx", error=True)
+    message = predict(*rows, str(tmp_path / "o.csv"), "--text-column", "txt", error=True)
     assert "txt" in message
-    assert message.count("\n") == 1
+    assert "\n" not in message
     assert not list(tmp_path.glob("*o.csv*"))

@@ -1,4 +1,4 @@
-"""Promise 5: a run that was stopped and resumed ends as one that never stopped, to the bit."""
+"""Promise 5: a run that was stopped and resumed is bit-identical to one that never stopped."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_resume_on_other_ranks(ranks: Ranks, settings: Settings) -> None:
 
 
 def test_fp16_scale_survives(ranks: Ranks, settings: Settings) -> None:
-    """The loss scale goes on where it was, also when fp16 begins only with the resumed run."""
+    """The loss scale resumes where it was, also when fp16 begins only with the resumed run."""
     whole = settings(run_name="whole", precision="fp16")
     ranks.run(1, jobs.run, whole)
     config = replace(whole, run_name="stopped")
@@ -106,7 +106,7 @@ def test_last_weights_are_best_without_validation(ranks: Ranks, settings: Settin
 
 
 @pytest.mark.parametrize("model", ["a folder", "from-scratch"])
-def test_finished_run_goes_on_with_more_epochs(
+def test_finished_run_resumes_with_more_epochs(
     ranks: Ranks, settings: Settings, model: str
 ) -> None:
     """--epochs raised trains longer; the steps so far are not repeated. The first checkpoint was

@@ -22,7 +22,7 @@ def end_of(config: TrainConfig, step: int = 14) -> dict[str, torch.Tensor]:
     return jobs.weights_of(folder / f"step-{step:08d}")
 
 
-def test_fsdp_learns_the_same(ranks: Ranks, settings: Settings) -> None:
+def test_fsdp_equals_ddp(ranks: Ranks, settings: Settings) -> None:
     """Sharded on 2 ranks, with and without accumulation, as DDP: losses, norms, metrics, weights;
     best/ is whole."""
     ddp = settings(run_name="ddp", precision="fp64", dropout=0.0)
@@ -45,7 +45,7 @@ def test_fsdp_learns_the_same(ranks: Ranks, settings: Settings) -> None:
     assert not any(info.values())
 
 
-def test_fsdp_resumes_to_the_bit(ranks: Ranks, settings: Settings) -> None:
+def test_fsdp_resumes_bit_identical(ranks: Ranks, settings: Settings) -> None:
     """Dropout on, stopped in mid-epoch, a step before that skipped."""
     whole = settings(run_name="whole", strategy="fsdp", batch_size=8)
     ranks.run(2, jobs.run_with_bad_loss, whole, "loss", [3])
@@ -60,7 +60,7 @@ def test_fsdp_resumes_to_the_bit(ranks: Ranks, settings: Settings) -> None:
 
 
 def test_strategies_share_checkpoints(ranks: Ranks, settings: Settings) -> None:
-    """Begun with DDP, gone on with FSDP, ended with dp: the losses of one run with DDP."""
+    """Begun with DDP, resumed with FSDP, ended with dp: the losses of one run with DDP."""
     whole = settings(run_name="whole", precision="fp64", dropout=0.0)
     ranks.run(2, jobs.run, whole)
     config = replace(whole, run_name="moved")

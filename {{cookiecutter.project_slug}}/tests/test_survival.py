@@ -79,7 +79,7 @@ def test_bad_step_is_skipped_on_all_ranks(ranks: Ranks, settings: Settings, kind
     often = replace(rarely, run_name="often", log_every=1)
     for other in (rarely, often):
         ranks.run(2, jobs.run_with_bad_loss, other, kind, [3])
-    assert lines_of(rarely)[1]["loss"] == lines_of(often)[3]["loss"]  # of step 4 alone
+    assert lines_of(rarely)[1]["loss"] == lines_of(often)[3]["loss"]  # only of step 4
 
 
 def test_many_bad_steps_end_the_run(ranks: Ranks, settings: Settings) -> None:
@@ -118,7 +118,7 @@ def test_resumed_right_after_a_bad_step(ranks: Ranks, settings: Settings) -> Non
     assert bad == (run_of(whole) / "bad_batches.jsonl").read_text("utf-8")
 
 
-def test_replicas_are_checked_as_often_as_told(ranks: Ranks, settings: Settings) -> None:
+def test_replicas_are_checked_every_n_steps(ranks: Ranks, settings: Settings) -> None:
     """--check-replicas-every: the run stops at that step, and names the rank that went astray."""
     config = settings(check_replicas_every=2, max_steps=6)
     with pytest.raises(RankError, match=r"weights of ranks \[1\] differ from those of the other 2"):
@@ -155,7 +155,7 @@ def test_stop_in_an_evaluation(ranks: Ranks, settings: Settings, phase: str) -> 
 
 
 def test_max_time(ranks: Ranks, settings: Settings) -> None:
-    """--max-time: the run stops, saves, and goes on from there."""
+    """--max-time: the run stops, saves, and can be resumed."""
     config = settings(epochs=1000, val_fraction=0.0, val_file=())
     ranks.run(2, jobs.run_until_time_is_up, config, 3.0)
     assert results(config)["stopped"] is True
@@ -180,11 +180,11 @@ def test_full_disk_ends_all_ranks(ranks: Ranks, settings: Settings) -> None:
     assert 50 < lines_of(config)[-1]["step"] < 90
     assert [p.name for p in checkpoints.iterdir()] == ["step-00000004"]
     assert checkpoint.newest(checkpoints) == checkpoints / "step-00000004"
-    ranks.run(2, jobs.run_stopped_at, config, 9)  # with room again, it goes on
+    ranks.run(2, jobs.run_stopped_at, config, 9)  # with room again, it resumes
 
 
 def test_lost_folder_ends_all_ranks(ranks: Ranks, settings: Settings) -> None:
-    """The run's folder is removed under it: the path is named, and nothing is made anew."""
+    """The run's folder is removed under it: the path is named, and nothing is made again."""
     config = settings(save_every=3)
     with pytest.raises(RankError, match=r"cannot write .*/run.*: No such file") as error:
         ranks.run(2, jobs.run_and_lose_folder, config, 2)
@@ -233,7 +233,7 @@ def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> N
 
 
 def test_resume_anyway(ranks: Ranks, settings: Settings) -> None:
-    """--resume-anyway goes on with a changed setting, and says which."""
+    """--resume-anyway resumes with a changed setting, and says which."""
     config = settings()
     ranks.run(1, jobs.run_stopped_at, config, 5)
     changed = replace(config, lr=1e-4, global_batch_size=16)

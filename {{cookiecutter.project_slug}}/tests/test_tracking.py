@@ -91,7 +91,7 @@ def test_results_and_report(stopped_and_resumed: TrainConfig) -> None:
     assert sum(int(n) for row in matrix for n in row if n != ".") == 45
 
 
-def test_stopped_run_says_so(ranks: Ranks, settings: Settings) -> None:
+def test_results_of_a_stopped_run(ranks: Ranks, settings: Settings) -> None:
     config = settings()
     ranks.run(2, jobs.run_stopped_at, config, 2)
     results = json.loads((run_of(config) / "results.json").read_text("utf-8"))
