@@ -67,7 +67,7 @@ class Agent(LocalElasticAgent):
         return workers
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        with self._kill_late_ranks():
+        with self._kill_late_ranks(only_after_failure=True):
             result = super()._monitor_workers(worker_group)
         if not result.failures:
             return result
@@ -88,10 +88,16 @@ class Agent(LocalElasticAgent):
             super()._shutdown(*args, **options)
 
     @contextlib.contextmanager
-    def _kill_late_ranks(self) -> Iterator[None]:
+    def _kill_late_ranks(self, only_after_failure: bool = False) -> Iterator[None]:
         """Kill the ranks when what is done here takes longer than SHUTDOWN_TIMEOUT_S."""
+
+        def on_alarm(number: int, frame: Any) -> None:
+            # Otherwise the launcher itself was suspended, and all ranks with it.
+            if not only_after_failure or any(map(has_ended, self.pids)):
+                self._send(signal.SIGKILL)
+
         # PyTorch waits 30 s; `--shutdown-timeout` is new, and ignored after a rank's failure.
-        signal.signal(signal.SIGALRM, lambda number, frame: self._send(signal.SIGKILL))
+        signal.signal(signal.SIGALRM, on_alarm)
         signal.alarm(SHUTDOWN_TIMEOUT_S)
         try:
             yield
@@ -114,6 +120,14 @@ class Agent(LocalElasticAgent):
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child process has ended; it can still be waited for."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it was waited for already
+        return True
 
 
 def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
