@@ -19,9 +19,9 @@ def report_failures(failures: dict[int, Any], stop_signals: list[int], log_dir: 
     `failures`: torchrun's ProcessFailure by rank. `stop_signals`: what the launcher has received.
     """
     rank, first = min(failures.items(), key=failure_order)
-    code = first.exitcode
+    code = exit_code(first)
     asked = failures.values() if stop_signals else [first]  # else the others ended because of it
-    if any(failure.exitcode in STOPPED_EARLY_CODES for failure in asked):
+    if any(exit_code(failure) in STOPPED_EARLY_CODES for failure in asked):
         print("launch: stopped while starting; there was nothing to save", file=sys.stderr)
         return 128 + stop_signals[0] if stop_signals else STOPPED_EARLY
     if code == USER_ERROR and 0 in failures and failures[0].exitcode == USER_ERROR:
@@ -44,27 +44,33 @@ def report_failures(failures: dict[int, Any], stop_signals: list[int], log_dir: 
     return code if code > 0 else 128 - code
 
 
+def exit_code(failure: Any) -> int:
+    """Of a rank; 1 if it has recorded its error, and torchrun's SIGTERM met it on its way out."""
+    recorded = os.path.isfile(failure.error_file)
+    return 1 if recorded and failure.exitcode == -signal.SIGTERM else failure.exitcode
+
+
 def describe_exit(failure: Any) -> str:
     """How a rank ended, in words."""
-    if failure.exitcode >= 0:
-        return f"exit code {failure.exitcode}"
-    if failure.exitcode == -signal.SIGKILL:
+    code = exit_code(failure)
+    if code >= 0:
+        return f"exit code {code}"
+    if code == -signal.SIGKILL:
         return "killed by SIGKILL: probably out of memory (killed by the kernel)"
-    return f"killed by {signal.Signals(-failure.exitcode).name}"
+    return f"killed by {signal.Signals(-code).name}"
 
 
 def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
     """Sorts failures by time. A rank that torchrun ended with SIGTERM is never the first."""
     rank, failure = item
     seconds = failure.timestamp + 1
-    recorded = os.path.isfile(failure.error_file)
-    if recorded:
+    if os.path.isfile(failure.error_file):
         seconds = os.stat(failure.error_file).st_mtime
     elif failure.exitcode == -signal.SIGKILL:
         # Known in whole seconds, of when it was noticed; by then others may have recorded that the
         # connection to it was lost. The launcher's own SIGKILL comes five seconds after a failure.
         seconds = failure.timestamp - 2
-    return failure.exitcode == -signal.SIGTERM and not recorded, seconds, rank
+    return exit_code(failure) == -signal.SIGTERM, seconds, rank
 
 
 def _recorded_error(failure: Any) -> tuple[str, list[str]]:
