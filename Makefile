@@ -20,7 +20,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .DEFAULT_GOAL := test
 
 test: MARKS := $(if $(ALL),-m '')
-quick: MARKS := -m 'not slow and not long'
+quick: MARKS := -m 'not slow'
 test quick: check
 	cd '$(PROJECT)' && ../$(PY) -m pytest $(PARALLEL) $(MARKS)
 	$(PY) -m pytest $(PARALLEL) $(MARKS)
