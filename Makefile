@@ -9,7 +9,7 @@ PROJECT := {{cookiecutter.project_slug}}
 DEMO := build/text-classifier
 PY := .venv/bin/python
 # More processes need more memory: each has ranks of its own.
-PARALLEL := -n auto --maxprocesses 4 --dist worksteal
+PARALLEL := -n auto --maxprocesses 4 --dist
 SCRIPTS := \( -name .git -o -name .venv -o -name build \) -prune -o \
 	\( -name '*.sh' -o -name '*.sbatch*' -o -path ./.ci/run \) -print0
 
@@ -20,10 +20,10 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .DEFAULT_GOAL := test
 
 test: MARKS := $(if $(ALL),-m '')
-quick: MARKS := -m 'not slow and not long'
+quick: MARKS := -m 'not slow'
 test quick: check
-	cd '$(PROJECT)' && ../$(PY) -m pytest $(PARALLEL) $(MARKS)
-	$(PY) -m pytest $(PARALLEL) $(MARKS)
+	cd '$(PROJECT)' && ../$(PY) -m pytest $(PARALLEL) worksteal $(MARKS)
+	$(PY) -m pytest $(PARALLEL) loadfile $(MARKS)
 
 check: env
 	$(PY) -m ruff check .
