@@ -46,6 +46,7 @@ def test_faults_that_wait(lab: faults.Lab) -> None:
         list(pool.map(lambda fault: check(lab, fault), WAITING))
 
 
+@pytest.mark.long
 def test_soak(lab: faults.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """A dozen kills at random moments (seed 1): nothing is lost but the steps since a save."""
     with capsys.disabled():
