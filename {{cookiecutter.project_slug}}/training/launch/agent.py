@@ -54,10 +54,12 @@ class Agent(LocalElasticAgent):
         self.stop_signals: list[int] = []  # those received so far
         self.restarts_left = spec.max_restarts
         self.pids: list[int] = []
+        self.is_stopping = False
         # Those that stay ignored, as nohup wants it for SIGHUP.
         self.ignored = [n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_IGN]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.is_stopping = False
         self._set_handlers()
         workers = super()._start_workers(worker_group)
         self._set_handlers()  # PyTorch has set its own
@@ -67,7 +69,7 @@ class Agent(LocalElasticAgent):
         return workers
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        with self._kill_late_ranks(only_after_failure=True):
+        with self._kill_late_ranks():
             result = super()._monitor_workers(worker_group)
         if not result.failures:
             return result
@@ -84,29 +86,29 @@ class Agent(LocalElasticAgent):
         return result
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
+        self.is_stopping = True
         with self._kill_late_ranks():
             super()._shutdown(*args, **options)
 
     @contextlib.contextmanager
-    def _kill_late_ranks(self, only_after_failure: bool = False) -> Iterator[None]:
+    def _kill_late_ranks(self) -> Iterator[None]:
         """Kill the ranks when what is done here takes longer than SHUTDOWN_TIMEOUT_S."""
-
-        def on_alarm(number: int, frame: Any) -> None:
-            # Otherwise the launcher itself was suspended, and all ranks with it.
-            if not only_after_failure or any(map(has_ended, self.pids)):
-                self._send(signal.SIGKILL)
-
         # PyTorch waits 30 s; `--shutdown-timeout` is new, and ignored after a rank's failure.
-        signal.signal(signal.SIGALRM, on_alarm)
         signal.alarm(SHUTDOWN_TIMEOUT_S)
         try:
             yield
         finally:
             signal.alarm(0)
 
+    def _on_alarm(self, number: int, frame: Any) -> None:
+        # While all ranks live, it was the launcher that took long: it was suspended (Ctrl-Z).
+        if self.is_stopping or any(map(has_ended, self.pids)):
+            self._send(signal.SIGKILL)
+
     def _set_handlers(self) -> None:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in self.ignored else self._on_signal)
+        signal.signal(signal.SIGALRM, self._on_alarm)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self.stop_signals.append(number)
