@@ -357,7 +357,7 @@ def asked_twice(lab: Lab, name: str) -> int:
     time.sleep(0.3)
     run.process.send_signal(signal.SIGINT)
     assert run.end(20) == 128 + signal.SIGINT
-    assert run.text().endswith("launch: stopped at once; the last checkpoint stands\n")
+    assert run.text().endswith("launch: stopped at once; what was saved before is kept\n")
     gone(pids, 10)
     return 0
 

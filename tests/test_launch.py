@@ -137,6 +137,9 @@ def set_signals(ignored: Sequence[int]) -> None:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
 
+ASKED = "launch: asked to stop: the ranks save after this step; Ctrl-C again: at once\n"
+
+
 class Launch:
     """A running launch, called from another folder; its ranks write notes to `out`.
 
@@ -491,12 +494,12 @@ def test_signals_ask_the_ranks_to_stop(project: Path, forked: Forked, tmp_path: 
             time.sleep(0.5)
             assert not list(launched.out.glob("stopped*"))
             launched.process.send_signal(signal.SIGTERM)
-        assert launched.end() == (0, ""), name
+        assert launched.end() == (0, ASKED), name
         for rank in launched.notes("stopped"):
             assert rank == {"signals": [signal.SIGTERM], "loader_lives": True}, name
     code, text = now.end()
     assert code == 128 + signal.SIGINT
-    assert text == "launch: stopped at once; the last checkpoint stands\n"
+    assert text == f"{ASKED}launch: stopped at once; what was saved before is kept\n"
     wait_for_end([rank["pid"] for rank in now_ranks])
 
 

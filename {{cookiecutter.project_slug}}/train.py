@@ -4,7 +4,7 @@
     ./launch.sh --train-file mine.tsv --epochs 5     # flags are those of train.py --help
     ./launch.sh --run-name first                     # the same name again resumes the run
 
-Ranks, micro-batches and accumulation are only ways to compute a global batch: the numbers stay.
+Ranks, micro-batches and accumulation only compute a global batch: the results are the same.
 """
 
 import gc
@@ -16,6 +16,7 @@ if __name__ == "__main__":
     gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
 
 import logging
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     stop = StopRequest(config.max_time)
     tracker = Tracker(config)
-    run, source = run_folder.choose(config)  # source: the checkpoint to resume from, if any
+    # `source`: the checkpoint to resume from, or None. Nothing is written before `claim`, below.
+    run, source = run_folder.choose(config)
 
     # -- data ------------------------------------------------------------------------------------
     tokenizer, splits = open_dataset(config, data, build_tokenizer)
@@ -75,8 +77,6 @@ def main(config: TrainConfig, device: torch.device) -> None:
         model.double()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if source is not None:
-        load_weights(model, lambda: read_weights(model, source))
     with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config)
     wrapped = wrap(model, with_loss, device, config)
     optimizer = build_optimizer(model, config)
@@ -97,7 +97,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler, "monitor": monitor}
     state = TrainState(settings, model, progress, parts)
     if source is not None:
-        state.restore(source, config.resume_anyway)
+        state.restore(source, partial(read_weights, model), config.resume_anyway)
     run_folder.claim(run, source, progress)
     saver = Saver(run, model, tokenizer, state, config.keep_checkpoints)
     tracker.open(run, progress, plan, splits, total_steps)
@@ -107,7 +107,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     fit_batch_size(config, plan, wrapped, model)
     if val is not None and source is None:
         evaluator.try_longest(val)  # what would fail at the first evaluation fails now
-    log.info(f"training to step {total_steps}, {plan.steps_per_epoch} in an epoch; {run}")
+    log.info(f"training to step {total_steps}, {plan.steps_per_epoch} steps per epoch, in {run}")
     monitor.start(loader)
     stop.ready()  # until here a signal ended this process at once: there was nothing to save
     save_due = False
@@ -124,8 +124,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 schedule.evaluated(score)
                 is_best = progress.evaluated(score)
                 tracker.evaluated("val", result)
-            every = config.check_replicas_every
-            if result is not None or (every and progress.step % every == 0):
+            check_every = config.check_replicas_every
+            if result is not None or (check_every and progress.step % check_every == 0):
                 check_replicas(model)
             stopped_early = progress.should_stop_early(config.early_stopping_patience)
             is_last = stopped or stopped_early or progress.step >= total_steps
@@ -154,15 +154,15 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
         at_evaluation = progress.step == total_steps or progress.step_in_epoch in evaluation_steps
         progress.evaluation_due = at_evaluation and val is not None
-        every = config.save_every
-        save_due = at_evaluation or (every > 0 and progress.step % every == 0)
+        save_every = config.save_every
+        save_due = at_evaluation or (save_every > 0 and progress.step % save_every == 0)
 
     # -- the end ---------------------------------------------------------------------------------
     monitor.skipped_steps.act_on_last()
     saver.wait()
     if not stopped and saver.has_best():
         optimizer.state.clear()  # makes room for the best weights
-        load_weights(model, lambda: read_weights(model, run / "best"))
+        load_weights(model, partial(read_weights, model, run / "best"))
     finish(tracker, evaluator, splits, stopped)
     stop.close()
     tracker.close()

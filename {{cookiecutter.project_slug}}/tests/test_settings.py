@@ -58,7 +58,7 @@ def test_batch_size_auto_in_a_file(toml: Path) -> None:
     assert load(toml).batch_size == AUTO
     for value in ("0", '"many"'):
         toml.write_text(f'train_file = "a.tsv"\nbatch_size = {value}\n', "utf-8")
-        with pytest.raises(UserError, match='batch_size must be a number, or "auto"'):
+        with pytest.raises(UserError, match='batch_size must be a number from 1, or "auto"'):
             load(toml)
 
 
@@ -87,7 +87,7 @@ def test_other_rows_take_the_place_of_all_rows(toml: Path) -> None:
         (["--run-name", "a\0b"], "must be a plain folder name"),
         (["--max-time", "90"], "max_time must be hours and minutes, as 11:30, not '90'"),
         (["--max-time", "1:75"], "max_time must be hours and minutes"),
-        (["--batch-size", "0"], "invalid number_or_auto value: '0'"),
+        (["--batch-size", "0"], 'must be a number from 1, or "auto", not'),
         (["--batch-size", "auto", "--gradient-accumulation-steps", "2"], "auto goes with global"),
         (["--batch-size", "auto", "--strategy", "fsdp"], "batch_size auto goes with strategy ddp,"),
         (["--gradient-compression", "rows", "--strategy", "fsdp"], "rows goes with strategy ddp,"),

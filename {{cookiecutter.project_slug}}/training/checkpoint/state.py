@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 
 from training.checkpoint import checkpoint
 from training.checkpoint.rng import RankRng
-from training.distributed.full_state import FullOptimizerState
+from training.distributed.full_state import FullOptimizerState, load_weights
 from training.distributed.ranks import on_main
 from training.settings.errors import UserError
 
@@ -70,7 +71,7 @@ class TrainState:
     def __init__(
         self, settings: dict[str, Any], model: nn.Module, progress: Progress, parts: dict[str, Any]
     ) -> None:
-        self.settings, self.progress = settings, progress
+        self.settings, self.model, self.progress = settings, model, progress
         rng = RankRng(next(model.parameters()).device)
         self.parts: dict[str, Stateful] = {"progress": progress, "rng": rng}
         for name, part in parts.items():
@@ -82,8 +83,8 @@ class TrainState:
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         return {"settings": self.settings, **parts}
 
-    def restore(self, source: Path, resume_anyway: bool) -> None:
-        """Bring all parts to where the checkpoint `source` was. Call on every rank.
+    def restore(self, source: Path, read: Callable[[Path], Any], resume_anyway: bool) -> None:
+        """Bring weights and parts to where the checkpoint `source` was. Call on every rank.
 
         Errors: UserError if the run would learn something else, unless `resume_anyway`.
         """
@@ -95,8 +96,9 @@ class TrainState:
         if missing and not resume_anyway:
             raise UserError(
                 f"{source} was written without {', '.join(missing)}; resume with the code that "
-                "wrote it, or begin with a fresh one by --resume-anyway"
+                "wrote it, or let these parts start from their initial state with --resume-anyway"
             )
+        load_weights(self.model, partial(read, source))  # before the random state
         for name, part in self.parts.items():
             if isinstance(part, FullOptimizerState) and name in names:
                 part.load_state_dict(saved.get(name, {}))  # large: it is sent tensor by tensor

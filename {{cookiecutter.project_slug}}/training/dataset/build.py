@@ -51,6 +51,8 @@ def open_splits(config: TrainConfig, source: ModuleType, tokenizer: Tokenizer) -
         splits["val"] = open_split("val", labels)
     elif config.val_fraction:
         splits["train"], splits["val"] = splits["train"].split(config.val_fraction, config.seed)
+        if not len(splits["val"]):
+            raise UserError(f"val_fraction {config.val_fraction} leaves no row for validation")
     if config.test_file:
         splits["test"] = open_split("test", labels)
     return splits

@@ -138,6 +138,7 @@ def _hash(text: str) -> int:
 
 
 def what_rows_depend_on(split: str, config: TrainConfig, source: ModuleType) -> list[Any]:
-    """The files, the code of `data.py` and the settings, for the name of what is made of rows."""
-    content, code = source.fingerprint(split, config), inspect.getsource(source)
+    """The files, the code that reads them, and the settings: for the name of a store."""
+    content, code = source.fingerprint(split, config), [inspect.getsource(source)]
+    code += [file.read_text("utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))]
     return [split, content, code, config.row_settings()]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from training.distributed import watchdog
 from training.distributed.ranks import is_main, on_main
 
 FROM_MAIN = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -35,6 +36,7 @@ def full_weights(model: nn.Module) -> dict[str, Any]:
 
 def load_weights(model: nn.Module, read: Callable[[], dict[str, Tensor]]) -> None:
     """Give every rank the weights that `read` returns on the main process."""
+    watchdog.report("loading weights")
     weights: dict[str, Any] = {}
     on_main(lambda: weights.update(read()))
     dcp.set_model_state_dict(model, weights, options=FROM_MAIN)

@@ -96,6 +96,10 @@ def reduce_tensor(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Te
     return result
 
 
+class MainProcessError(RuntimeError):
+    """What the other ranks raise when the main process has failed."""
+
+
 def on_main(function: Callable[[], T]) -> T:
     """Call `function` on the main process; every rank gets its result, or raises its error."""
     outcome: list[Any] = [None, None, False]  # result, error's message, whether that says it all
@@ -108,7 +112,7 @@ def on_main(function: Callable[[], T]) -> T:
     dist.broadcast_object_list(outcome, src=0)
     result, message, is_enough = outcome
     if message is not None:
-        raise UserError(message) if is_enough else RuntimeError(f"on the main process: {message}")
+        raise UserError(message) if is_enough else MainProcessError(message)
     return result
 
 

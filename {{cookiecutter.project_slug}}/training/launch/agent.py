@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -69,8 +68,9 @@ class Agent(LocalElasticAgent):
         return workers
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        with self._kill_late_ranks():
-            result = super()._monitor_workers(worker_group)
+        signal.alarm(SHUTDOWN_TIMEOUT_S)  # it returns at once, unless ranks have to end
+        result = super()._monitor_workers(worker_group)
+        signal.alarm(0)
         if not result.failures:
             return result
         self.pids = []
@@ -87,22 +87,15 @@ class Agent(LocalElasticAgent):
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
         self.is_stopping = True
-        with self._kill_late_ranks():
-            super()._shutdown(*args, **options)
-
-    @contextlib.contextmanager
-    def _kill_late_ranks(self) -> Iterator[None]:
-        """Kill the ranks when what is done here takes longer than SHUTDOWN_TIMEOUT_S."""
-        # PyTorch waits 30 s; `--shutdown-timeout` is new, and ignored after a rank's failure.
         signal.alarm(SHUTDOWN_TIMEOUT_S)
-        try:
-            yield
-        finally:
-            signal.alarm(0)
+        super()._shutdown(*args, **options)
+        signal.alarm(0)
 
     def _on_alarm(self, number: int, frame: Any) -> None:
-        # While all ranks live, it was the launcher that took long: it was suspended (Ctrl-Z).
-        if self.is_stopping or any(map(has_ended, self.pids)):
+        """Kill ranks that do not end. PyTorch waits 30 s for them: `--shutdown-timeout` is new, and
+        ignored after a rank's failure."""
+        # While all ranks exist, only the launcher took long: it was suspended by Ctrl-Z, say.
+        if self.is_stopping or self._send(0) < len(self.pids):
             self._send(signal.SIGKILL)
 
     def _set_handlers(self) -> None:
@@ -115,21 +108,21 @@ class Agent(LocalElasticAgent):
         if number == signal.SIGINT and len(self.stop_signals) > 1:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise SignalException("stop now", signal.SIGINT)  # `run` ends the ranks
+        if len(self.stop_signals) == 1:
+            text = "launch: asked to stop: the ranks save after this step; Ctrl-C again: at once\n"
+            os.write(2, text.encode())  # a handler must not use Python's buffered streams
         self._send(signal.SIGTERM)
 
-    def _send(self, number: signal.Signals) -> None:
-        """To the ranks, not to their process groups: loaders must live until a rank has saved."""
+    def _send(self, number: int) -> int:
+        """To the ranks, not to their process groups: loaders must live until a rank has saved.
+
+        Returns how many of the ranks exist."""
+        existing = 0
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a child process has ended; it can still be waited for."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # it was waited for already
-        return True
+                existing += 1
+        return existing
 
 
 def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
@@ -157,7 +150,7 @@ def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
         if code != USER_ERROR:
             return code  # what the ranks have printed is kept
     except SignalException as error:
-        print("launch: stopped at once; the last checkpoint stands", file=sys.stderr)
+        print("launch: stopped at once; what was saved before is kept", file=sys.stderr)
         code = 128 + error.sigval
     except (dist.DistError, RendezvousError) as error:
         reason = str(error).partition("\n")[0]

@@ -61,7 +61,7 @@ def describe_exit(failure: Any) -> str:
 
 
 def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
-    """Sorts failures by time. A rank that torchrun ended with SIGTERM is never the first."""
+    """Sorts failures by time; those that another rank's failure has caused come last."""
     rank, failure = item
     seconds = failure.timestamp + 1
     if os.path.isfile(failure.error_file):
@@ -70,7 +70,8 @@ def failure_order(item: tuple[int, Any]) -> tuple[bool, float, int]:
         # Known in whole seconds, of when it was noticed; by then others may have recorded that the
         # connection to it was lost. The launcher's own SIGKILL comes five seconds after a failure.
         seconds = failure.timestamp - 2
-    return exit_code(failure) == -signal.SIGTERM, seconds, rank
+    is_repeated = "MainProcessError: " in str(failure.message)
+    return is_repeated or exit_code(failure) == -signal.SIGTERM, seconds, rank
 
 
 def _recorded_error(failure: Any) -> tuple[str, list[str]]:

@@ -1,8 +1,8 @@
 """The settings of a run: every field is a key of `config.toml` and a flag of `train.py`.
 
-To add one, add a line to `TrainConfig`, and read it where it is needed, as `config.focal_gamma`:
+To add one, add a line to `TrainConfig` and read it where it is needed, as `config.focal_gamma`:
 
-    focal_gamma: float = setting(2.0, "focal loss: higher looks more at hard rows", at_least=0)
+    focal_gamma: float = learning(2.0, "focal loss: higher looks more at hard rows", at_least=0)
 """
 
 import json
@@ -26,7 +26,8 @@ def seconds_of(max_time: str) -> int:
     return int(hours) * 3600 + int(minutes) * 60
 
 
-# `setting` with what many settings have in common; `Facts` in setting.py lists what can be given.
+# `setting` with what many have in common. `Facts` in setting.py lists what can be given. A plain
+# `setting` is the safe choice: for another value of it, rows are tokenized again.
 reading = partial(setting, hyperparameter=False)  # how files become rows
 learning = partial(setting, affects_rows=False)  # what is learned from the rows
 unshown = partial(learning, hyperparameter=False)  # the same, but rarely compared between runs
@@ -173,6 +174,8 @@ class TrainConfig:
             if is_set and self.strategy not in strategies:
                 allowed = " or ".join(strategies)
                 raise UserError(f"{what} goes with strategy {allowed}, not with {self.strategy}")
+        if self.model == FROM_SCRATCH and (self.freeze_encoder or self.freeze_embeddings):
+            raise UserError("freeze_encoder and freeze_embeddings are for a pretrained model")
         no_val = not self.val_file and not self.val_fraction
         if no_val and (self.early_stopping_patience or self.schedule == "plateau"):
             raise UserError("early stopping and the plateau schedule need val_file or val_fraction")

@@ -62,9 +62,9 @@ def build_parser() -> Parser:
 
 
 def number_or_auto(text: str) -> int:
-    """A number from 1, or AUTO for "auto". Errors: ValueError."""
-    if text == "0":
-        raise ValueError
+    """A number from 1, or AUTO for "auto". Errors: ArgumentTypeError."""
+    if text != "auto" and not re.fullmatch("[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f'must be a number from 1, or "auto", not {text!r}')
     return AUTO if text == "auto" else int(text)
 
 
@@ -94,8 +94,8 @@ def _typed(path: Path, key: str, value: Any) -> Any:
     if FACTS[key].auto and type(value) in (int, str):
         try:
             return number_or_auto(str(value))
-        except ValueError:
-            raise UserError(f'{path}: {key} must be a number, or "auto", not {value!r}') from None
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"{path}: {key} {error}") from None
     if key in LISTS:
         texts = [value] if isinstance(value, str) else value
         if isinstance(texts, list) and all(isinstance(text, str) for text in texts):

@@ -126,7 +126,9 @@ class Tracker:
         """Metrics of an evaluation, with its figures: of the best weights, or while training."""
         step, best_step, metrics = self.progress.step, self.progress.best_step, result.metrics
         when = "so far" if best_step == step else f"was at step {best_step}"
-        note = f"best {self.config.metric} {when}" if split == "val" else "best weights"
+        metric = self.config.metric
+        chosen = f"{metric} {metrics[metric]:.4f}, best {when}"
+        note = chosen if split == "val" else "best weights"
         self.record(step, split, metrics)
         log.info(
             f"{split} at step {step}: loss {metrics['loss']:.4f}  "
