@@ -65,10 +65,11 @@ def settings(work: Path, *files: Path, **values: Any) -> Any:
 def rows_of(path: Path) -> list[tuple[str, str]]:
     """(text, label) of a file, as the project reads it."""
     import data
+    from training.dataset.rows import ReadReport
     from training.settings.config import TrainConfig
 
     config = TrainConfig(train_file=(str(path),))
-    rows = data.rows("train", config, "\n", data.ReadReport())
+    rows = data.rows("train", config, "\n", ReadReport())
     return [(row.text, str(row.label)) for row in rows]
 
 
@@ -101,7 +102,7 @@ def middle(values: list[float], form: str = ".2f") -> str:
 def tokenize(options: argparse.Namespace) -> list[Line]:
     """From file to token store, against encode_batch on the same texts and threads."""
     import data
-    from training.dataset.build import open_split
+    from training.dataset.build import open_splits
 
     rng = random.Random(0)
     found = [text.split() for text, _ in rows_of(short_texts(options.data))]
@@ -126,7 +127,7 @@ def tokenize(options: argparse.Namespace) -> list[Line]:
 
     def build(path: Path) -> None:
         shutil.rmtree(options.work / "cache", ignore_errors=True)
-        open_split("train", settings(options.work, path), data, ours)
+        open_splits(settings(options.work, path), data, ours)
 
     work: dict[str, Callable[[], None]] = {
         "encode_batch": lambda: encode("encode_batch"),
@@ -467,7 +468,7 @@ def loading(options: argparse.Namespace) -> list[Line]:
     import data
     import torch
     from torch.utils.data import DataLoader
-    from training.dataset.build import open_split
+    from training.dataset.build import open_splits
     from training.settings.batch_sizes import BatchSizes
     from training.step.batch_plan import BatchPlan
     from transformers import DataCollatorWithPadding
@@ -485,7 +486,7 @@ def loading(options: argparse.Namespace) -> list[Line]:
         listed = [{"input_ids": ids, "attention_mask": [1] * len(ids), "labels": names.index(label)}
                   for ids, (_, label) in zip(encoded["input_ids"], rows, strict=True)]  # fmt: skip
         config = settings(options.work, path, max_length=max_length)
-        store = open_split("train", config, data, tokenizer)
+        store = open_splits(config, data, tokenizer)["train"]
         loaders: dict[str, Any] = {
             "a list and DataCollatorWithPadding": DataLoader(
                 listed, 16, shuffle=True,  # type: ignore
