@@ -114,9 +114,7 @@ class Agent(LocalElasticAgent):
         self._send(signal.SIGTERM)
 
     def _send(self, number: int) -> int:
-        """To the ranks, not to their process groups: loaders must live until a rank has saved.
-
-        Returns how many of the ranks exist."""
+        """Signal the ranks, but not their loaders, which a rank still needs; how many exist."""
         existing = 0
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):

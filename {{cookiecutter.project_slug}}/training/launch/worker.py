@@ -1,5 +1,6 @@
 """The life of a rank's process: its process group, its watchdog, its failure, its exit code."""
 
+import atexit
 import ctypes
 import gc
 import os
@@ -27,8 +28,8 @@ CHECKPOINT_TIMEOUT_S = 10.0  # how long a failed rank waits for a checkpoint tha
 def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) -> None:
     """Call `main(config, device)` in a process group, then leave with the right exit code.
 
-    Python's own shutdown is left out: FSDP's caches keep gloo's threads alive, and it sometimes
-    aborts over them. A failed rank leaves at once, without another collective that could hang.
+    Python's shutdown is cut short: FSDP's caches keep gloo's threads alive, and it can abort over
+    them. A failed rank leaves at once, without another collective that could hang.
     """
     gc.freeze()  # imported objects stay: no collection needs to look at them
     gc.enable()
@@ -55,6 +56,7 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
         gc.collect()  # what `main` leaves may hold the group
         reduce_tensor(torch.zeros(1))  # no rank leaves while others still communicate
         dist.destroy_process_group()
+        atexit._run_exitfuncs()  # a library that reports a run may rely on them
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
