@@ -77,6 +77,15 @@ def test_other_settings_are_refused(ranks: Ranks, settings: Settings) -> None:
     ranks.run(1, jobs.run, replace(config, max_steps=4, batch_size=4))  # this learns the same
 
 
+def test_other_rows_are_refused(ranks: Ranks, settings: Settings, files: dict[str, Path]) -> None:
+    """Said before the weights are loaded, which from scratch have another vocabulary's shape."""
+    config = settings(max_steps=2, model="from-scratch")
+    ranks.run(1, jobs.run, config)
+    with pytest.raises(RankError, match="data was") as error:
+        ranks.run(1, jobs.run, replace(config, max_steps=4, train_file=(str(files["val"]),)))
+    assert error.value.kinds == ["UserError"]
+
+
 def test_best_survives_a_worse_evaluation_after_resume(ranks: Ranks, settings: Settings) -> None:
     """The best score and the patience count are part of the state."""
     config = settings(evals_per_epoch=7, early_stopping_patience=3, lr=0.0, epochs=3)

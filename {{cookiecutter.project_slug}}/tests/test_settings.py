@@ -95,6 +95,7 @@ def test_other_rows_take_the_place_of_all_rows(toml: Path) -> None:
         (["--compile", "--strategy", "dp"], "compile goes with strategy ddp or fsdp, not with dp"),
         (["--max-bad-steps", "0"], "max_bad_steps must be at least 1, not 0"),
         (["--multi-label", "--class-weights", "balanced"], "do not go with multi_label"),
+        (["--model", "from-scratch", "--freeze-encoder"], "are for a pretrained model"),
         (["--config", "nowhere.toml"], "no settings file nowhere.toml"),
     ],
 )

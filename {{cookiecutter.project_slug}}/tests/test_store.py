@@ -229,6 +229,13 @@ def test_bad_validation_rows(settings: Settings, tmp_path: Path, val: list, mess
         open_splits(config, data, tokenizer)
 
 
+def test_no_validation_row_is_left(settings: Settings) -> None:
+    config = settings(val_file=(), val_fraction=0.001)
+    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    with pytest.raises(UserError, match=r"val_fraction 0\.001 leaves no row for validation"):
+        open_splits(config, data, tokenizer)
+
+
 def test_one_class_only(settings: Settings, tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "t.tsv", [("a", "x"), ("b", "x")])
     config = settings(train_file=(str(path),))

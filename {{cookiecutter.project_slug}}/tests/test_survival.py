@@ -1,7 +1,9 @@
 """A run survives: numbers that are not finite, full disks, requests to stop at any moment."""
 
 import json
+import os
 import pickle
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from training.checkpoint import checkpoint
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import Progress
 from training.distributed import watchdog
-from training.launch import worker
+from training.launch import failure_report, worker
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError, needs_no_traceback
 
@@ -309,6 +311,27 @@ def test_advice() -> None:
         assert not needs_no_traceback(OSError(5, "Input/output error"))
     finally:
         watchdog.report(watchdog.START)
+
+
+def test_the_first_failure_is_not_a_consequence(tmp_path: Path) -> None:
+    """Of failures by time, those come last that only repeat the main process's, or that torchrun's
+    SIGTERM has caused."""
+
+    def failure(number: int, text: str, code: int = 1) -> Any:
+        file = tmp_path / f"{number}.json"
+        if text:
+            file.touch()
+            os.utime(file, (number, number))
+        return SimpleNamespace(
+            error_file=str(file), timestamp=number, exitcode=code, message={"message": text}
+        )
+
+    failures = {
+        0: failure(9, "ValueError: boom"),
+        1: failure(5, "MainProcessError: boom"),
+        2: failure(3, "", -signal.SIGTERM),
+    }
+    assert min(failures.items(), key=failure_report.failure_order)[0] == 0
 
 
 def test_who_is_missing() -> None:

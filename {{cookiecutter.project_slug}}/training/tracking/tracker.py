@@ -126,15 +126,11 @@ class Tracker:
         """Metrics of an evaluation, with its figures: of the best weights, or while training."""
         step, best_step, metrics = self.progress.step, self.progress.best_step, result.metrics
         when = "so far" if best_step == step else f"was at step {best_step}"
-        metric = self.config.metric
-        chosen = f"{metric} {metrics[metric]:.4f}, best {when}"
-        note = chosen if split == "val" else "best weights"
+        note = f"best {self.config.metric} {when}" if split == "val" else "best weights"
         self.record(step, split, metrics)
-        log.info(
-            f"{split} at step {step}: loss {metrics['loss']:.4f}  "
-            f"accuracy {metrics['accuracy']:.4f}  macro F1 {metrics['macro_f1']:.4f}  "
-            f"({metrics['rows']} rows)  {note}"
-        )
+        names = dict.fromkeys(["loss", "accuracy", "macro_f1", self.config.metric])
+        shown = "  ".join(f"{name.replace('_f1', ' F1')} {metrics[name]:.4f}" for name in names)
+        log.info(f"{split} at step {step}: {shown}  ({metrics['rows']} rows)  {note}")
         if self.writer is not None and len(result.labels) <= PLOTTED_LABELS:
             with self.disk_errors():
                 self._draw(step, split, result)
