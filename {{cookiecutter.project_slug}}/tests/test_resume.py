@@ -1,5 +1,6 @@
 """Promise 5: a run that was stopped and resumed is bit-identical to one that never stopped."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,25 @@ def test_no_evaluation_but_at_the_end(ranks: Ranks, settings: Settings) -> None:
     ranks.run(2, jobs.run, config)
     assert [line["step"] for line in lines_of(config)] == list(range(1, 22))
     assert [line["step"] for line in lines_of(config, "val")] == [21]
+
+
+def test_transposed_weights_resume(
+    ranks: Ranks, settings: Settings, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Matrices that are transposed in memory, as in checkpoints converted from TensorFlow: a fused
+    optimizer goes through memory, and its restored moments have the usual order."""
+    folder = shutil.copytree(tiny_model, tmp_path / "transposed")
+    (folder / "model.safetensors").unlink()
+    weights = jobs.weights_of(tiny_model)
+    transposed = {k: w.t().contiguous().t() if w.ndim == 2 else w for k, w in weights.items()}
+    torch.save(transposed, folder / "pytorch_model.bin")
+    whole = settings(run_name="whole", model=str(folder), epochs=1)
+    ranks.run(1, jobs.run, whole)
+    config = replace(whole, run_name="stopped")
+    ranks.run(1, jobs.run_stopped_at, config, 3)
+    ranks.run(1, jobs.run, config)
+    expected, found = end_of(whole, 7), end_of(config, 7)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_last_weights_are_best_without_validation(ranks: Ranks, settings: Settings) -> None:
