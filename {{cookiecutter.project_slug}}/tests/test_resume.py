@@ -115,10 +115,10 @@ def test_transposed_weights_resume(
     weights = jobs.weights_of(tiny_model)
     transposed = {k: w.t().contiguous().t() if w.ndim == 2 else w for k, w in weights.items()}
     torch.save(transposed, folder / "pytorch_model.bin")
-    whole = settings(run_name="whole", model=str(folder), epochs=1)
+    whole = settings(model=str(folder), epochs=1, save_every=2, keep_checkpoints=9)
     ranks.run(1, jobs.run, whole)
-    config = replace(whole, run_name="stopped")
-    ranks.run(1, jobs.run_stopped_at, config, 3)
+    source = Path(whole.runs_dir) / "run" / "checkpoints" / "step-00000002"
+    config = replace(whole, run_name="resumed", resume=str(source))
     ranks.run(1, jobs.run, config)
     expected, found = end_of(whole, 7), end_of(config, 7)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
