@@ -190,7 +190,8 @@ try:
     resumed = ""
 except UserError as error:
     resumed = str(error)
-Tracker.hyperparameters(SimpleNamespace(writer=SummaryWriter("board")), flag, {"accuracy": 1.0})
+tracker = SimpleNamespace(writer=SummaryWriter("board"), config=flag)
+Tracker.hyperparameters(tracker, {"accuracy": 1.0})
 print(json.dumps({
     "flag": vars(flag), "key": vars(key), "saved": flag.to_toml(), "resumed": resumed,
     "store_keys": [what_rows_depend_on("train", config, rows)[-1] for config in (flag, key)],

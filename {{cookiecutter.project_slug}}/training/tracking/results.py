@@ -78,7 +78,7 @@ def _write(tracker: Tracker, results: Results, text: str) -> None:
         metrics = results.get(split, {})
         final |= {f"final/{split}_{name}": v for name, v in metrics.items() if name != "rows"}
     if final:
-        tracker.hyperparameters(tracker.config, final)
+        tracker.hyperparameters(final)
     if text:
         (run / "report.txt").write_text(text, encoding="utf-8")
         log.info(f"final report\n{text}")

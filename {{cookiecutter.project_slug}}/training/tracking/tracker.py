@@ -146,13 +146,13 @@ class Tracker:
             self.writer.add_pr_curve(f"{split}/{label}", truth[:, i], probabilities[:, i], step)
         self.writer.flush()
 
-    def hyperparameters(self, config: TrainConfig, metrics: dict[str, float]) -> None:
+    def hyperparameters(self, metrics: dict[str, float]) -> None:
         """The hparams page, in the run's own folder and by the run's only writer."""
         if self.writer is None:
             return
         from torch.utils.tensorboard.summary import hparams
 
-        for summary in hparams(config.hyperparameters(), metrics):
+        for summary in hparams(self.config.hyperparameters(), metrics):
             self.writer.file_writer.add_summary(summary)
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, 0)
