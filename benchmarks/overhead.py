@@ -52,6 +52,7 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     """For each round, seconds of: the wait for a save in the background, that save to its end, and
     a plain `torch.save` of the weights and the optimizer's state."""
     import torch
+    from training.checkpoint.model_folder import ModelFolder
     from training.checkpoint.saver import Saver
     from training.checkpoint.state import Progress
     from training.step.optimizer import build_optimizer
@@ -65,7 +66,8 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     run = Path(config.runs_dir)
     (run / "checkpoints").mkdir(parents=True)
     state: Any = SimpleNamespace(progress=Progress())
-    saver = Saver(run, model, AutoTokenizer.from_pretrained(config.model), state, keep=1)
+    tokenizer, labels = AutoTokenizer.from_pretrained(config.model), ["a", "b"]
+    saver = Saver(run, ModelFolder(model, tokenizer, labels, config), state, keep=1)
     found = []
     for step in range(1, rounds + 2):
         began = time.perf_counter()

@@ -5,7 +5,6 @@ Nothing here knows about ranks: train.py runs the same model on one process or o
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +49,7 @@ def build_model(config: TrainConfig, tokenizer: Tokenizer, labels: list[str]) ->
     }
     model_config.update(head)
     set_dropout(model_config, config.dropout)
-    if from_scratch:
+    if from_scratch or not config.pretrained:
         return AutoModelForSequenceClassification.from_config(model_config)
     model, info = AutoModelForSequenceClassification.from_pretrained(
         config.model,
@@ -128,16 +127,6 @@ def longest_input(model_config: PreTrainedConfig) -> int:
     if "roberta" in model_config.model_type or model_config.model_type == "camembert":
         positions -= model_config.pad_token_id + 1  # these count positions from behind the padding
     return positions
-
-
-def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-    """The weights that are saved in `folder`. Errors: RuntimeError that names keys that differ."""
-    dtype = next(model.parameters()).dtype
-    saved, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    wrong = {key: sorted(map(str, names)) for key, names in info.items() if names}
-    if wrong:
-        raise RuntimeError(f"{folder} does not hold this model: {wrong}")
-    return saved.state_dict()
 
 
 def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:

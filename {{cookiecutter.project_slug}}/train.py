@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 import data
-from model import build_model, build_tokenizer, loss_per_row, read_weights
+from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder
+from training.checkpoint.model_folder import ModelFolder
 from training.checkpoint.rng import seed_everything
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import Progress, TrainState
@@ -40,6 +41,7 @@ from training.step.batch_plan import build_plan
 from training.step.evaluation import Evaluator
 from training.step.loss import ModelWithLoss
 from training.step.optimizer import Schedule, build_optimizer, clip_gradients, step_if_finite
+from training.step.start_check import check_model
 from training.tracking.monitor import Monitor
 from training.tracking.results import finish
 from training.tracking.tracker import Tracker
@@ -55,7 +57,8 @@ def main(config: TrainConfig, device: torch.device) -> None:
     run, source = run_folder.choose(config)
 
     # -- data ------------------------------------------------------------------------------------
-    tokenizer, splits = open_dataset(config, data, build_tokenizer)
+    built_from = config.from_folder(source)  # to resume, nothing is downloaded
+    tokenizer, splits = open_dataset(built_from, data, build_tokenizer)
     train, val = splits["train"], splits.get("val")
     plan = build_plan(config, train)
     loader = DataLoader(
@@ -72,12 +75,18 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
     # -- model -----------------------------------------------------------------------------------
     seed_everything(config.seed)  # the same first weights on every rank
-    model = build_model(config, tokenizer, train.labels).to(device)
+    model = build_model(built_from, tokenizer, train.labels).to(device)
     if config.precision == "fp64":
         model.double()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    folder = ModelFolder(model, tokenizer, train.labels, config)
     with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config)
+    if source is None:
+        few_rows = check_model(with_loss, train, config)  # what cannot work fails now
+        folder.check_round_trip(build_model, few_rows)
+    else:
+        folder.freeze_as_in(source)
     wrapped = wrap(model, with_loss, device, config)
     optimizer = build_optimizer(model, config)
     schedule = Schedule(optimizer, config.schedule, total_steps, config.warmup_ratio)
@@ -97,9 +106,9 @@ def main(config: TrainConfig, device: torch.device) -> None:
     parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler, "monitor": monitor}
     state = TrainState(settings, model, progress, parts)
     if source is not None:
-        state.restore(source, partial(read_weights, model), config.resume_anyway)
+        state.restore(source, folder.read, config.resume_anyway)
     run_folder.claim(run, source, progress)
-    saver = Saver(run, model, tokenizer, state, config.keep_checkpoints)
+    saver = Saver(run, folder, state, config.keep_checkpoints)
     tracker.open(run, progress, plan, splits, total_steps)
 
     # -- training --------------------------------------------------------------------------------
@@ -162,7 +171,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     saver.wait()
     if not stopped and saver.has_best():
         optimizer.state.clear()  # makes room for the best weights
-        load_weights(model, partial(read_weights, model, run / "best"))
+        load_weights(model, partial(folder.read, run / "best"))
     finish(tracker, evaluator, splits, stopped)
     stop.close()
     tracker.close()

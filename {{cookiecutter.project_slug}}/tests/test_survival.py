@@ -17,6 +17,7 @@ from conftest import lines_of
 from ranks import RankError, Ranks
 
 from training.checkpoint import checkpoint
+from training.checkpoint.model_folder import ModelFolder
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import Progress
 from training.distributed import watchdog
@@ -203,7 +204,9 @@ def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> N
     model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(tiny_model))
     (tmp_path / "checkpoints").mkdir()
     state: Any = SimpleNamespace(progress=Progress())
-    saver = Saver(tmp_path, model, AutoTokenizer.from_pretrained(tiny_model), state, keep=2)
+    tokenizer, labels = AutoTokenizer.from_pretrained(tiny_model), ["a", "b"]
+    folder = ModelFolder(model, tokenizer, labels, TrainConfig(cache_dir=str(tmp_path)))
+    saver = Saver(tmp_path, folder, state, keep=2)
     first = {k: v.clone() for k, v in model.state_dict().items()}
     moment = torch.ones(3)
     for step in (1, 2, 3):

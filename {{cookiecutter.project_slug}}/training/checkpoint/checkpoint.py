@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, verified when read, the newest kept.
 
-`step-00000123/` holds the model and tokenizer in Hugging Face form, `state.pt` with everything else
-that a run needs to resume bit-identically, and `manifest.json` with size and hash of each file.
+`step-00000123/` holds the model (see model_folder.py), `state.pt` with everything else that a run
+needs to resume bit-identically, and `manifest.json` with size and hash of each file.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from training.settings.errors import UserError
 
 log = logging.getLogger("training")
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 # safetensors and torch.save have no error type of their own for a disk that fails.
 DISK_ERROR = re.compile(r"os error|file write|writing file")

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.checkpoint import checkpoint
+from training.checkpoint.model_folder import ModelFolder, Weights
 from training.checkpoint.state import TrainState
 from training.distributed import watchdog
 from training.distributed.full_state import full_weights
 from training.distributed.ranks import on_main
 
-Weights = dict[str, Tensor]
 State = dict[str, Any]
 
 
@@ -25,13 +24,12 @@ State = dict[str, Any]
 class Saver:
     """Writes a run's checkpoints and best weights, one at a time. Call it on every rank.
 
-    The main process writes, in a thread: one file in Hugging Face form. The asynchronous save of
-    torch.distributed.checkpoint would write shards.
+    The main process writes, in a thread: one file of weights, as Hugging Face has it. The
+    asynchronous save of torch.distributed.checkpoint would write shards.
     """
 
     run: Path
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    model_folder: ModelFolder
     state: TrainState
     keep: int  # checkpoints
     error: Exception | None = None  # of the write in the background
@@ -46,7 +44,7 @@ class Saver:
         written at once. Errors: UserError if the one before could not be written."""
         step = self.state.progress.step
         watchdog.report("saving", step)
-        weights, state = full_weights(self.model), self.state.state_dict()
+        weights, state = full_weights(self.model_folder.model), self.state.state_dict()
         on_main(partial(self._save, step, weights, state, is_best, is_last))
         self.saved_step = step
 
@@ -92,12 +90,10 @@ class Saver:
             self.error = error
 
     def _write_folder(self, folder: Path, step: int, weights: Weights, state: State | None) -> None:
-        """The model and tokenizer as `transformers` loads them, and the rest of a checkpoint."""
+        """The model, and the rest of a checkpoint."""
 
         def write(folder: Path) -> None:
-            # A copy of the dict, since save_pretrained empties the one that it is given.
-            self.model.save_pretrained(folder, state_dict=dict(weights))
-            self.tokenizer.save_pretrained(folder)
+            self.model_folder.write(folder, weights)
             if state is not None:
                 torch.save(state, folder / "state.pt")
 

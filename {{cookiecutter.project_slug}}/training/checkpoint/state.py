@@ -84,7 +84,7 @@ class TrainState:
         return {"settings": self.settings, **parts}
 
     def restore(self, source: Path, read: Callable[[Path], Any], resume_anyway: bool) -> None:
-        """Bring weights and parts to where the checkpoint `source` was. Call on every rank.
+        """Bring weights (by `read`) and parts to where the checkpoint `source` was, on every rank.
 
         Errors: UserError if the run would learn something else, unless `resume_anyway`.
         """
@@ -117,13 +117,23 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], resume_anyway: bo
             f"the schedule was made for {saved['total_steps']} steps and now is for "
             f"{now['total_steps']}: the learning rate continues as the new schedule has it"
         )
-    different = [n for n in now if n != "total_steps" and saved.get(n) != now[n]]
-    if not different:
+    names = [name for name in now if name != "total_steps"]
+    changes = [change for n in names if (change := change_of(n, saved.get(n), now[n]))]
+    if not changes:
         return
-    changes = "; ".join(f"{name} was {saved.get(name)!r}, now {now[name]!r}" for name in different)
     if not resume_anyway:
         raise UserError(
-            f"this run cannot be resumed with other settings: {changes:.500}; give another "
-            "--run-name to start a new one, or insist with --resume-anyway"
+            f"this run cannot be resumed with other settings: {'; '.join(changes):.500}; give "
+            "another --run-name to start a new one, or insist with --resume-anyway"
         )
-    log.warning(f"resumed anyway; rows may come twice or never in this epoch: {changes}")
+    log.warning(f"resumed anyway, the run is not the same any more: {'; '.join(changes)}")
+
+
+def change_of(name: str, saved: Any, now: Any) -> str:
+    """How a setting differs, or "". Of files the content counts, wherever they are."""
+    old, new = (value if isinstance(value, dict) else {"name": value} for value in (saved, now))
+    if old["name"] != new["name"] and old.get("content", 0) != new.get("content", 1):
+        return f"{name} was {old['name']!r}, now {new['name']!r}"
+    if old.get("content") != new.get("content") and "content" in new:  # else it is gone since
+        return f"{name} is {new['name']!r} as before, with another content"
+    return ""

@@ -42,8 +42,10 @@ def wrap(
     """
     for parameter in model.parameters():
         # Fused AdamW goes through a weight and its moments in memory order. Weights converted from
-        # TensorFlow are transposed in memory; moments from a checkpoint are not.
-        parameter.data = parameter.data.contiguous()
+        # TensorFlow are transposed in memory; moments from a checkpoint are not. And a new copy is
+        # aligned in memory, as weights that were read in place from a file are not: results of
+        # matrix products depend on that, in their last bits.
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     if config.strategy == "dp":
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     half = HALF.get(config.gradient_compression)

@@ -5,8 +5,10 @@ To add one, add a line to `TrainConfig` and read it where it is needed, as `conf
     focal_gamma: float = learning(2.0, "focal loss: higher looks more at hard rows", at_least=0)
 """
 
+import hashlib
 import json
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ class TrainConfig:
     # -- model
     model: str = learning(FROM_SCRATCH, "Hugging Face name or folder; from-scratch: no download",
         path=True, may_be_name=True, aliases=("model_name_or_path",), group="model")
+    pretrained: bool = learning(True, "begin with the weights of --model, not with random ones")
     max_length: int = setting(128, "most tokens of a text; raise it when many are cut", at_least=8)
     truncate: str = reading("head", "which part of a text is kept", "head", "tail", "head+tail")
     dropout: float | None = learning(None, "probability; raise it on overfitting [the model's own]",
@@ -126,8 +129,22 @@ class TrainConfig:
     # fmt: on
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings that a resumed run must share with the run that it continues."""
-        return {name: value for name, about, value in self._items() if not about.resumable}
+        """The settings that a resumed run must share with the run that it continues.
+
+        One that names a file or folder is `{"name": ..., "content": ...}`: the content counts.
+        """
+        shared = [item for item in self._items() if not item[1].resumable]
+        return {name: with_content(value) if about.path else value for name, about, value in shared}
+
+    def from_folder(self, folder: Path | None) -> "TrainConfig":
+        """The settings that build the model whose weights are in `folder`, a checkpoint or best/.
+
+        Pretrained weights are not read. None leaves the settings as they are.
+        """
+        if folder is None or self.model == FROM_SCRATCH:
+            return self
+        is_there = (folder / "config.json").exists()  # other machines may not have the run's folder
+        return replace(self, model=str(folder) if is_there else self.model, pretrained=False)
 
     def row_settings(self) -> dict[str, Any]:
         """The settings that tokenized rows depend on."""
@@ -181,6 +198,18 @@ class TrainConfig:
             raise UserError("early stopping and the plateau schedule need val_file or val_fraction")
         if self.multi_label and (self.class_weights != "none" or self.label_smoothing):
             raise UserError("class_weights and label_smoothing do not go with multi_label")
+
+
+def with_content(path: Any) -> Any:
+    """`path` with a hash of the file, or of the `config.json` of a model's folder; else itself."""
+    file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        return path
+    content = file.read_bytes()
+    if file.suffix == ".json":
+        with suppress(ValueError):  # other spaces or another order are no other content
+            content = json.dumps(json.loads(content), sort_keys=True).encode()
+    return {"name": path, "content": hashlib.sha256(content).hexdigest()}
 
 
 def resolve_path(path: Any, about: Facts, folder: Path) -> Any:

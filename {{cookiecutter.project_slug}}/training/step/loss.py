@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class ModelWithLoss(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor], labels: Tensor, weight: Tensor) -> Tensor:
         with self.autocast():
-            logits = self.model(**inputs).logits  # (batch, num_labels)
+            logits = logits_of(self.model(**inputs))  # (batch, num_labels)
         check_logits(logits, len(labels), self.num_labels)
         losses = self.loss_per_row(logits, labels, self.label_smoothing)  # (batch,)
         return weighted_sum(losses, weight).reshape(1)
@@ -56,6 +57,15 @@ def weighted_sum(losses: Tensor, weight: Tensor) -> Tensor:
         )
     total = (losses * weight.to(losses.dtype)).sum()
     return total * torch.where(total.detach().isfinite(), 1.0, math.nan)
+
+
+def logits_of(output: Any) -> Tensor:
+    """What the model gives: the logits, or an object that has them. Errors: UserError."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        rule = "the logits, (batch, num_labels), or an object with .logits"
+        raise UserError(f"model.py: forward must return {rule}, not a {type(output).__name__}")
+    return logits
 
 
 def check_logits(logits: Tensor, rows: int, num_labels: int) -> None:
