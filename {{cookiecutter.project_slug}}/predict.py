@@ -3,6 +3,7 @@
     python predict.py --model runs/NAME/best "a text" "another text"
     python predict.py --model runs/NAME/best < texts.txt            # a text a line
     python predict.py --model runs/NAME/best --input rows.csv --output labels.csv
+    python predict.py --model runs/NAME/best --split test           # rows of data.py
 
 A multi-label model gives all labels with a probability of at least a half.
 """
@@ -10,18 +11,23 @@ A multi-label model gives all labels with a probability of at least a half.
 import argparse
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
 from training.settings.errors import UserError
 
 CHUNK = 4096  # rows held at a time; within them, texts of similar length share a batch
-TextAndPair = tuple[str, str | None]
-Prediction = tuple[str, str, str]  # text; label, or all of a multi-label model; probability of each
+
+
+class Prediction(NamedTuple):
+    text: str
+    label: str = ""  # all labels of a multi-label model
+    probability: str = ""  # of each of them
 
 
 def parse() -> argparse.Namespace:
@@ -31,27 +37,28 @@ def parse() -> argparse.Namespace:
     add("texts", nargs="*", metavar="TEXT", help="default: one per line on standard input")
     add("--model", required=True, type=Path, help="a folder such as runs/NAME/best")
     add("--input", type=Path, help="CSV, TSV, JSONL, Parquet, or .txt")
+    add("--split", help="train, val or test: the rows that data.py gives for it")
     add("--output", type=Path, help=".csv, .tsv or .jsonl (default: the screen)")
     add("--text-column", nargs="+", help="default: as in training")
     add("--text-pair-column", help="default: as in training")
     add("--encoding", default="utf-8", help="of the input (default: utf-8)")
     add("--delimiter", help="between columns (default: by suffix)")
     add("--no-header", dest="header", action="store_false", help="columns are numbers")
-    add("--on-bad-rows", choices=("error", "skip"), default="error")
+    add("--on-bad-rows", choices=("error", "skip"), default="error",
+        help="skip: a row that cannot be read gets an empty label (default: error)")  # fmt: skip
+    add("--trust-remote-code", action="store_true", help="run Python code of the model's folder")
     add("--batch-size", type=int, default=32)
     return parser.parse_args()
 
 
 def main(arguments: argparse.Namespace) -> None:
-    folder, output = arguments.model, arguments.output
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder} is not a model folder; give --model runs/NAME/best")
+    output = arguments.output
     if output and output.suffix not in (".csv", ".tsv", ".jsonl"):
         raise UserError(f"--output {output} must end in .csv, .tsv or .jsonl")
     if output and not output.parent.is_dir():
         raise UserError(f"--output {output}: there is no folder {output.parent}")
-    if arguments.input and arguments.texts:
-        raise UserError("give texts or --input, not both")
+    if sum(map(bool, (arguments.input, arguments.texts, arguments.split))) > 1:
+        raise UserError("give one of texts, --input and --split")
     results = classify(arguments)
     if output is None:
         write(results, sys.stdout, ".tsv", header=False)
@@ -68,84 +75,133 @@ def main(arguments: argparse.Namespace) -> None:
 
 def classify(arguments: argparse.Namespace) -> Iterator[Prediction]:
     """Predictions in the order of the texts."""
-    # Not at the top, so that `main` answers a mistake at once.
-    import numpy as np
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
+    from training.dataset.rows import (
+        BadRow,
+        Row,
+    )  # not at the top: `main` answers a mistake at once
 
-    from training.dataset.tokenizer import Encoder, separator_of
-    from training.step.evaluation import probabilities
+    classifier = Classifier(arguments.model, arguments.batch_size, arguments.trust_remote_code)
+    labels, multi_label = classifier.labels, classifier.config.multi_label
+    items = (item for item in rows_of(arguments, classifier.config) if type(item) in (Row, BadRow))
+    unreadable = 0
+    while chunk := list(islice(items, CHUNK)):
+        probabilities = iter(classifier.probabilities([row for row in chunk if type(row) is Row]))
+        for item in chunk:
+            values = next(probabilities) if type(item) is Row else None
+            if values is None or math.isnan(values[0]):  # NaN: nothing is left of the text
+                reason = "no tokens in the text" if values is not None else item.reason
+                place = f"{item.file}:{item.line}" if item.file else f"row {item.line}"
+                if arguments.on_bad_rows == "error":
+                    advice = "--on-bad-rows skip gives such rows an empty label"
+                    raise UserError(f"{place} {reason}; {advice}")
+                unreadable += 1
+                yield Prediction(item.text if values is not None else item.content)
+                continue
+            best = (values >= 0.5).nonzero()[0] if multi_label else [values.argmax()]
+            names = ", ".join(labels[int(i)] for i in best)
+            shown = item.text if isinstance(item.text, str) else "\n".join(item.text)
+            yield Prediction(shown, names, ", ".join(f"{values[i]:.4f}" for i in best))
+    if unreadable:
+        print(f"{unreadable} rows cannot be read: their label is empty", file=sys.stderr)
 
-    logging.disable_progress_bar()
-    device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    model = AutoModelForSequenceClassification.from_pretrained(arguments.model, dtype="auto")
-    model.to(device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    known = {"input_ids", "attention_mask", *tokenizer.model_input_names}
-    settings = getattr(model.config, "preprocessing", {})
-    encode = Encoder(tokenizer, tokenizer.model_max_length, settings.get("truncate", "head"))
-    multi_label = model.config.problem_type == "multi_label_classification"
-    rows = texts_of(arguments.texts or sys.stdin)
-    if arguments.input:
-        rows = read(arguments, settings, separator_of(tokenizer))
-    while chunk := list(islice(rows, CHUNK)):
-        texts, pairs = zip(*chunk, strict=True)
-        has_pairs = any(pair is not None for pair in pairs)
-        encoded = encode(texts, [pair or "" for pair in pairs] if has_pairs else None)
+
+class Classifier:
+    """A trained model. Errors: UserError if `folder` is not a run's, or fits another model.py."""
+
+    def __init__(self, folder: Path, batch_size: int = 32, trust_remote_code: bool = False) -> None:
+        import torch
+        from transformers import logging
+
+        from model import build_model
+        from training.checkpoint.model_folder import load_model
+        from training.dataset.tokenizer import Encoder
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        loaded = load_model(folder, build_model, trust_remote_code)
+        self.labels, self.config, self.tokenizer = loaded.labels, loaded.config, loaded.tokenizer
+        self.batch_size = batch_size
+        self.device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+        self.model = loaded.model.to(self.device).eval()
+        self.encode = Encoder(self.tokenizer, self.config.max_length, self.config.truncate)
+
+    def probabilities(self, rows: list[Any]) -> Any:
+        """(rows, num_labels) for Rows; NaN for a row whose text has no tokens."""
+        import numpy as np
+
+        from training.step.evaluation import probabilities
+
+        result = np.full((len(rows), len(self.labels)), np.nan)
+        if not rows:
+            return result
+        pairs = None if rows[0].pair is None else [row.pair or "" for row in rows]
+        encoded = self.encode([row.text for row in rows], pairs)
         order = np.argsort([len(ids) for ids in encoded.ids], kind="stable")
-        logits = np.empty((len(chunk), model.config.num_labels), np.float32)
-        for begin in range(0, len(order), arguments.batch_size):
-            batch = order[begin : begin + arguments.batch_size]
-            ids = [torch.tensor(encoded.ids[i]) for i in batch]
-            types = [torch.arange(len(encoded.ids[i])) >= encoded.first[i] for i in batch]
-            inputs = {
-                "input_ids": pad_sequence(ids, True, tokenizer.pad_token_id),
-                "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
-                "token_type_ids": pad_sequence(types, True).long(),
-            }
-            inputs = {name: inputs[name].to(device) for name in inputs if name in known}
-            with torch.no_grad():
-                logits[batch] = model(**inputs).logits.float().cpu().numpy()
-        for text, row in zip(texts, probabilities(logits, multi_label), strict=True):
-            best = (row >= 0.5).nonzero()[0] if multi_label else [row.argmax()]
-            labels = ", ".join(model.config.id2label[int(i)] for i in best)
-            yield text, labels, ", ".join(f"{row[i]:.4f}" for i in best)
+        order = order[np.array(encoded.has_tokens)[order]]
+        for begin in range(0, len(order), self.batch_size):
+            batch = order[begin : begin + self.batch_size]
+            logits = self._logits([rows[i] for i in batch], encoded, batch)
+            result[batch] = probabilities(logits, self.config.multi_label)
+        return result
+
+    def _logits(self, rows: list[Any], encoded: Any, batch: Any) -> Any:
+        """(batch, num_labels), for the rows that have these places in `encoded`."""
+        import numpy as np
+        import torch
+
+        from training.dataset.token_store import collate
+        from training.step.loss import check_forward_arguments, logits_of
+
+        ids, first = [encoded.ids[i] for i in batch], [encoded.first[i] for i in batch]
+        has_types = "token_type_ids" in self.tokenizer.model_input_names
+        types = has_types and rows[0].pair is not None
+        inputs = collate(ids, first, self.tokenizer.pad_token_id, types)
+        for name in rows[0].inputs or {}:
+            values = np.array([row.inputs[name] for row in rows], np.float32)
+            inputs[name] = torch.from_numpy(values)
+        check_forward_arguments(self.model, inputs)
+        with torch.no_grad():
+            output = self.model(**{name: t.to(self.device) for name, t in inputs.items()})
+        return logits_of(output).to("cpu", torch.float64).numpy()
 
 
-def read(arguments: argparse.Namespace, trained: dict, separator: str) -> Iterator[TextAndPair]:
-    """The texts of --input, in its order. `trained`: the settings of the training."""
+def rows_of(arguments: argparse.Namespace, config: Any) -> Iterable[Any]:
+    """The rows to label, and a BadRow for each that cannot be read. `config`: of the training."""
+    if arguments.split:
+        import data
+
+        return data.rows(arguments.split, config) or ()
+    if not arguments.input:
+        return texts_of(arguments.texts or sys.stdin)
     from training.dataset.files import expand_files
-    from training.dataset.readers import read_rows
-    from training.dataset.rows import ReadOptions, ReadReport
+    from training.dataset.readers import FileRows
+    from training.dataset.rows import ReadOptions
 
     options = ReadOptions(
-        text_columns=tuple(arguments.text_column or trained.get("text_column", ["text"])),
-        text_pair_column=arguments.text_pair_column or trained.get("text_pair_column"),
+        text_columns=tuple(arguments.text_column or config.text_column),
+        text_pair_column=arguments.text_pair_column or config.text_pair_column,
         label_column=None,
-        text_separator=separator,
         encoding=arguments.encoding,
         delimiter=arguments.delimiter,
         header=arguments.header,
-        on_bad_rows=arguments.on_bad_rows,
     )
-    for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
-        yield row.text, row.pair
+    return FileRows(expand_files([arguments.input]), options)
 
 
-def texts_of(lines: Iterable[str]) -> Iterator[TextAndPair]:
-    """Texts as rows. A blank one is an error, so that the output has the lines of the input."""
+def texts_of(lines: Iterable[str]) -> Iterator[Any]:
+    """Texts as rows."""
+    from training.dataset.rows import BadRow, Row
+
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            raise UserError(f"text {number} is blank")
-        yield line.rstrip("\r\n"), None
+        text = line.rstrip("\r\n")
+        yield Row(text, line=number) if text.strip() else BadRow("", number, "is blank", text)
 
 
 def write(results: Iterable[Prediction], file: TextIO, suffix: str, header: bool) -> int:
     """Return how many. TSV has no quotes, so tabs and line ends in a text become spaces."""
     if header and suffix != ".jsonl":
         delimiter = "\t" if suffix == ".tsv" else ","
-        file.write(delimiter.join(["text", "label", "probability"]) + "\n")
+        file.write(delimiter.join(Prediction._fields) + "\n")
     count, table = 0, csv.writer(file)
     for text, label, probability in results:
         count += 1

@@ -1,5 +1,6 @@
 """From a micro-batch to its part of a step's loss: logits are checked, rows are weighted."""
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -66,6 +67,25 @@ def logits_of(output: Any) -> Tensor:
         rule = "the logits, (batch, num_labels), or an object with .logits"
         raise UserError(f"model.py: forward must return {rule}, not a {type(output).__name__}")
     return logits
+
+
+def check_forward_arguments(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """Errors: UserError if `forward` does not take each tensor of a batch by its name, or needs
+    something else."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in takes and p.default is p.empty]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [] if takes_all else [name for name in inputs if name not in takes]
+    missing = [name for name in needed if name not in inputs]
+    if unknown or missing:
+        problem = (
+            f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+        )
+        raise UserError(
+            f"model.py: forward of {type(model).__name__} takes {', '.join(takes)}: it {problem}; "
+            f"a batch has {', '.join(inputs)}, and more if rows of data.py have inputs"
+        )
 
 
 def check_logits(logits: Tensor, rows: int, num_labels: int) -> None:

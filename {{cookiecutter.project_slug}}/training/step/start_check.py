@@ -3,7 +3,6 @@
 What cannot work ends the run with one line; it would otherwise show hours later, or never.
 """
 
-import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from training.distributed.ranks import on_main
 from training.distributed.wrap import HALF, word_embeddings
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
-from training.step.loss import ModelWithLoss, logits_of
+from training.step.loss import ModelWithLoss, check_forward_arguments, logits_of
 
 log = logging.getLogger("training")
 Inputs = dict[str, Tensor]
@@ -59,20 +58,6 @@ def check_model(with_loss: ModelWithLoss, train: TokenStore, config: TrainConfig
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else "")
         log.info(f"frozen, since the loss does not depend on them: {shown}")
     return inputs
-
-
-def check_forward_arguments(model: nn.Module, inputs: Inputs) -> None:
-    """Errors: UserError if `forward` does not take each tensor of a batch by its name."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    missing = [name for name in inputs if name not in {p.name for p in parameters}]
-    if missing:
-        names = ", ".join(p.name for p in parameters)
-        raise UserError(
-            f"model.py: forward of {type(model).__name__} takes ({names}) but not "
-            f"{', '.join(missing)}; a batch has {', '.join(inputs)}: add it, or **other"
-        )
 
 
 def check_token_ids(model: nn.Module, inputs: Inputs, train: TokenStore) -> None:
@@ -175,8 +160,8 @@ def check_padding(model: nn.Module, inputs: Inputs, pad_id: int, max_length: int
     )
     if is_known and change < spread:
         log.warning(
-            f"{effect} (rows differ by {spread:.2g}): with {type(model).__name__}, results depend a "
-            "little on batch sizes and on the number of ranks"
+            f"{effect} (rows differ by {spread:.2g}): with {type(model).__name__}, results depend "
+            "a little on batch sizes and on the number of ranks"
         )
         return
     if is_known:
