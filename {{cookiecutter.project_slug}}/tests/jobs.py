@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import edited
 import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -216,13 +217,14 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
     return kept
 
 
+def run_built_by(config: TrainConfig, name: str, stop: int = 0) -> None:
+    """A run with a `build_*` of edited.py; with `stop`, all ranks agree to stop after that step."""
+    with Patch(train, "build_model", getattr(edited, name)):
+        run_stopped_at(config, stop) if stop else run(config)
+
+
 def run_edited(config: TrainConfig, edit: str) -> None:
     """A run with a model.py that a user has edited wrongly."""
-
-    def with_unused_layer(*args: Any) -> Any:
-        model = build_model(*args)
-        model.head_of_old = torch.nn.Linear(3, 3)
-        return model
 
     def skipping_on_one_rank(*args: Any) -> Any:
         model = build_model(*args)
@@ -233,7 +235,6 @@ def run_edited(config: TrainConfig, edit: str) -> None:
     patches = {
         "mean loss": ("loss_per_row", lambda *args: loss_per_row(*args).mean()),
         "two logits": ("build_model", lambda c, t, labels: build_model(c, t, labels[:2])),
-        "unused layer": ("build_model", with_unused_layer),
         "skipped on a rank": ("build_model", skipping_on_one_rank),
     }
     with Patch(train, *patches[edit]):
