@@ -20,7 +20,7 @@ from typing import TextIO
 from training.settings.errors import UserError
 
 CHUNK = 4096  # rows held at a time; within them, texts of similar length share a batch
-TextAndPair = tuple[str, str | None]
+TextAndPair = tuple[str | tuple[str, ...], str | None]
 Prediction = tuple[str, str, str]  # text; label, or all of a multi-label model; probability of each
 
 
@@ -71,10 +71,10 @@ def classify(arguments: argparse.Namespace) -> Iterator[Prediction]:
     # Not at the top, so that `main` answers a mistake at once.
     import numpy as np
     import torch
-    from torch.nn.utils.rnn import pad_sequence
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
-    from training.dataset.tokenizer import Encoder, separator_of
+    from training.dataset.token_store import collate
+    from training.dataset.tokenizer import Encoder
     from training.step.evaluation import probabilities
 
     logging.disable_progress_bar()
@@ -82,13 +82,13 @@ def classify(arguments: argparse.Namespace) -> Iterator[Prediction]:
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model, dtype="auto")
     model.to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    known = {"input_ids", "attention_mask", *tokenizer.model_input_names}
+    has_types = "token_type_ids" in tokenizer.model_input_names
     settings = getattr(model.config, "preprocessing", {})
     encode = Encoder(tokenizer, tokenizer.model_max_length, settings.get("truncate", "head"))
     multi_label = model.config.problem_type == "multi_label_classification"
     rows = texts_of(arguments.texts or sys.stdin)
     if arguments.input:
-        rows = read(arguments, settings, separator_of(tokenizer))
+        rows = read(arguments, settings)
     while chunk := list(islice(rows, CHUNK)):
         texts, pairs = zip(*chunk, strict=True)
         has_pairs = any(pair is not None for pair in pairs)
@@ -97,39 +97,34 @@ def classify(arguments: argparse.Namespace) -> Iterator[Prediction]:
         logits = np.empty((len(chunk), model.config.num_labels), np.float32)
         for begin in range(0, len(order), arguments.batch_size):
             batch = order[begin : begin + arguments.batch_size]
-            ids = [torch.tensor(encoded.ids[i]) for i in batch]
-            types = [torch.arange(len(encoded.ids[i])) >= encoded.first[i] for i in batch]
-            inputs = {
-                "input_ids": pad_sequence(ids, True, tokenizer.pad_token_id),
-                "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
-                "token_type_ids": pad_sequence(types, True).long(),
-            }
-            inputs = {name: inputs[name].to(device) for name in inputs if name in known}
+            ids, first = [encoded.ids[i] for i in batch], [encoded.first[i] for i in batch]
+            inputs = collate(ids, first, tokenizer.pad_token_id, has_types and has_pairs)
+            inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
             with torch.no_grad():
                 logits[batch] = model(**inputs).logits.float().cpu().numpy()
         for text, row in zip(texts, probabilities(logits, multi_label), strict=True):
             best = (row >= 0.5).nonzero()[0] if multi_label else [row.argmax()]
             labels = ", ".join(model.config.id2label[int(i)] for i in best)
-            yield text, labels, ", ".join(f"{row[i]:.4f}" for i in best)
+            shown = "\n".join(text) if isinstance(text, tuple) else text
+            yield shown, labels, ", ".join(f"{row[i]:.4f}" for i in best)
 
 
-def read(arguments: argparse.Namespace, trained: dict, separator: str) -> Iterator[TextAndPair]:
+def read(arguments: argparse.Namespace, trained: dict) -> Iterator[TextAndPair]:
     """The texts of --input, in its order. `trained`: the settings of the training."""
     from training.dataset.files import expand_files
-    from training.dataset.readers import read_rows
-    from training.dataset.rows import ReadOptions, ReadReport
+    from training.dataset.readers import FileRows
+    from training.dataset.rows import ReadOptions, ReadReport, good_rows
 
     options = ReadOptions(
         text_columns=tuple(arguments.text_column or trained.get("text_column", ["text"])),
         text_pair_column=arguments.text_pair_column or trained.get("text_pair_column"),
         label_column=None,
-        text_separator=separator,
         encoding=arguments.encoding,
         delimiter=arguments.delimiter,
         header=arguments.header,
-        on_bad_rows=arguments.on_bad_rows,
     )
-    for row in read_rows(expand_files([arguments.input]), options, ReadReport()):
+    items = FileRows(expand_files([arguments.input]), options)
+    for row in good_rows(items, arguments.on_bad_rows, ReadReport()):
         yield row.text, row.pair
 
 
