@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase as Tokenizer,
 )
 
-from training.dataset.wordpiece import train_wordpiece
+from training.dataset.tokenizer import train_wordpiece
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
 

@@ -101,7 +101,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     settings = config.resume_settings() | {
         "global_batch_size": plan.sizes.global_batch_size,
         "total_steps": total_steps,
-        "data": [split.folder.name for name, split in splits.items() if name != "test"],
+        **{f"{name} rows": store.identity() for name, store in splits.items() if name != "test"},
     }
     parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler, "monitor": monitor}
     state = TrainState(settings, model, progress, parts)

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import data
 from training.dataset import arrow
-from training.dataset.rows import ReadReport, Row
+from training.dataset.readers import FileRows, read_files
+from training.dataset.rows import ReadReport, Row, good_rows
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 from training.settings.flags import load_config
@@ -46,9 +46,13 @@ class Stub:
         yield from (self.table.slice(i, 2) for i in range(0, self.table.num_rows, 2))
 
 
+def files(config: TrainConfig) -> FileRows:
+    return read_files(config.train_file, "train", config)
+
+
 def read(name: str, **changes: Any) -> list[Row]:
     config = TrainConfig(train_file=(name,), **changes)
-    return list(data.rows("train", config, " ", ReadReport()))
+    return list(good_rows(files(config), "error", ReadReport()))
 
 
 @pytest.fixture
@@ -114,7 +118,7 @@ def test_rows(load: Load) -> None:
         ({"text": ["a", "b"], "label": [0, -1]}, CLASSES, "hf://o/n/train:2 'label' is null"),
         ({"text": ["a", None], "label": [0, 1]}, CLASSES, "hf://o/n/train:2 'text' is null"),
         ({"text": ["a"], "label": [1.0]}, None, "'label' .*(double|float)"),
-        ({"text": ["a"], "label": [[0]]}, SEVERAL, "several labels need --multi-label"),
+        ({"text": ["a"], "label": [[0, 1]]}, SEVERAL, "several labels, which need --multi-label"),
         ({"text": ["a"], "lable": [0]}, None, "has no column 'label', did you mean lable"),
         ({"text": [], "label": []}, None, "has no rows|holds null"),
     ],
@@ -131,11 +135,12 @@ def test_fingerprint(load: Load, tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     path.write_text("text\tlabel\nb\ty\n", "utf-8")
     config = TrainConfig(train_file=("hf://o/n", str(path)))
-    assert [row.text for row in data.rows("train", config, " ", ReadReport())] == ["b", "a"]
-    first = data.fingerprint("train", config)
-    assert data.fingerprint("train", config) == first
+    rows = good_rows(files(config), "error", ReadReport())
+    assert [row.text for row in rows] == ["b", "a"]
+    first = files(config).fingerprint()
+    assert files(config).fingerprint() == first
     arrow.hub_split("hf://o/n", "train").data._fingerprint = "f2"
-    assert data.fingerprint("train", config) != first
+    assert files(config).fingerprint() != first
 
 
 @pytest.mark.parametrize("name", ["hf://n", "hf://o/n/a/b", "hf://o/n:", "hf:///o/n"])

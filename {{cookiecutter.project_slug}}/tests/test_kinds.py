@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import file_rows
 import jobs
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from conftest import WORDS, lines_of
 from ranks import PROJECT, Ranks
 from transformers import AutoTokenizer
 
-import data
 from training.dataset.build import open_splits
+from training.dataset.source import Source
 from training.settings.config import TrainConfig
 
 Settings = Callable[..., TrainConfig]
@@ -94,7 +95,7 @@ def test_token_types_of_a_pair(settings: Settings, tmp_path: Path, tiny_model: P
         text_pair_column="other",
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    train = open_splits(config, data, tokenizer)["train"]
+    train = open_splits(Source(file_rows, config), tokenizer)["train"]
     inputs = train.inputs(np.array([0]))
     texts = tokenizer("cat dog", "rain")
     assert inputs["input_ids"][0].tolist() == texts["input_ids"]

@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 
 from training.dataset.files import expand_files
-from training.dataset.readers import read_rows as read_files
-from training.dataset.rows import BadRow, ReadOptions, ReadReport, Row
+from training.dataset.readers import FileRows
+from training.dataset.rows import BadRow, ReadOptions, ReadReport, Row, good_rows
 from training.settings.errors import UserError
 
 Pairs = list[tuple[str, str]]
 OPTIONS = ReadOptions()
-SKIP = ReadOptions(on_bad_rows="skip")
 TEXTS_ONLY = ReadOptions(label_column=None)
 VERBATIM = ["NA", "null", "None", "nan", "N/A", "007", "07", "7", "1.0", "1", "True", "true", " a "]
 
@@ -43,23 +42,25 @@ def write(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
 Write = Callable[[str, str | bytes], Path]
 
 
-def read(path: Path, options: ReadOptions = OPTIONS) -> tuple[list[Row], ReadReport]:
+def read(
+    path: Path, options: ReadOptions = OPTIONS, on_bad_rows: str = "error"
+) -> tuple[list[Row], ReadReport]:
     report = ReadReport()
-    return list(read_files([path], options, report)), report
+    return list(good_rows(FileRows([path], options), on_bad_rows, report)), report
 
 
 def pairs(path: Path, options: ReadOptions = OPTIONS) -> list[tuple[str, Any]]:
-    return [(row.text, row.label) for row in read(path, options)[0]]
+    return [(str(row.text), row.label) for row in read(path, options)[0]]
 
 
-def error(path: Path, options: ReadOptions = OPTIONS) -> str:
+def error(path: Path, options: ReadOptions = OPTIONS, on_bad_rows: str = "error") -> str:
     with pytest.raises(UserError) as caught:
-        read(path, options)
+        read(path, options, on_bad_rows)
     return str(caught.value)
 
 
 def skipped(path: Path, **options: Any) -> list[tuple[int, str]]:
-    return [(b.line, b.reason) for b in read(path, replace(SKIP, **options))[1].bad_rows]
+    return [(b.line, b.reason) for b in read(path, replace(OPTIONS, **options), "skip")[1].bad_rows]
 
 
 def csv_text(rows: Iterable[Iterable[str]], **how: Any) -> str:
@@ -154,32 +155,83 @@ def test_categorical_columns_work(tmp_path: Path, suffix: str) -> None:
     assert pairs(path) == [("spam", "7"), ("007", "8"), ("spam", "7")]
 
 
-@pytest.mark.parametrize("kind", ["float64", "bool_", "null", "binary", "list", "date32", "struct"])
+ADVICE = {
+    "float64": ("float", 'write it as text, "1.5", or as a whole number'),
+    "bool_": ("bool", 'write it as text, "true" or "false", or as 1 or 0'),
+    "null": ("null", "fill it in, or leave the row out"),
+    "binary": ("bytes", "write it as text"),
+    "date32": ("date", "write it as text"),
+    "timestamp": ("datetime", "write it as text"),
+    "struct": ("dict", "it has fields 'a', 'b'; write one of them as a column"),
+}
+
+
+@pytest.mark.parametrize("kind", ADVICE)
 def test_other_columns_of_parquet_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     import pyarrow as pa
 
-    kinds = {"list": pa.list_(pa.string()), "struct": pa.struct({"a": pa.string()})}
+    struct = pa.struct({"a": pa.string(), "b": pa.string()})
+    kinds = {"struct": struct, "timestamp": pa.timestamp("us")}
     nothing = pa.array([None, None], kinds.get(kind) or getattr(pa, kind)())
     path = as_arrow(tmp_path / "a.parquet", {"text": ["a", "b"], "label": nothing})
-    number = {"float64": 1.5, "bool_": True, "null": None, "binary": b"x", "list": ["x"]}
-    value = {"date32": datetime.date(2024, 1, 1), "struct": {"a": "x"}, **number}[kind]
+    times = {"date32": datetime.date(2024, 1, 1), "timestamp": datetime.datetime(2024, 1, 1)}
+    number = {"float64": 1.5, "bool_": True, "null": None, "binary": b"x"}
+    value = {"struct": {"a": "x", "b": None}, **number, **times}[kind]
     values = pa.array([value, value], nothing.type)
     assert f"{path}:1 'label' is " in error(path)
     path = as_arrow(tmp_path / "b.parquet", {"text": ["a", "b"], "label": values})
-    for options in (OPTIONS, SKIP):  # a column of them leaves no row
-        message = error(path, options)
+    for on_bad_rows in ("error", "skip"):  # a column of them leaves no row
+        message = error(path, OPTIONS, on_bad_rows)
         assert message.startswith("2 of 2 rows are bad; fix them:\n")
-        assert f"{path}:1 'label' is " in message and "not text or an integer" in message
-        assert "--multi-label" in message
+        name, advice = ADVICE[kind]
+        assert f"{path}:1 'label' is {name}, not text or an integer; {advice}: " in message
+        assert "--multi-label" not in message
+
+
+def test_a_list_of_one_label_is_that_label(tmp_path: Path, write: Write) -> None:
+    """As annotation tools write it; how many rows have several is said."""
+    lines = "".join(json.dumps({"text": "t", "label": label}) + "\n" for label in (["x"], [7], "y"))
+    assert pairs(write("a.jsonl", lines)) == [("t", "x"), ("t", "7"), ("t", "y")]
+    several = as_arrow(
+        tmp_path / "a.parquet", {"text": ["t"] * 4, "label": [["x"], ["x", "y"], [], ["y", "z"]]}
+    )
+    message = error(several).split("\n")
+    assert message[0] == (
+        "3 of 4 rows are bad; 2 have several labels, which need --multi-label; "
+        "fix them or pass --on-bad-rows skip:"
+    )
+    assert message[1].startswith(f"{several}:2 'label' has several labels, which need --multi")
+    assert message[2].startswith(f"{several}:3 'label' is list, not text or an integer; it is empt")
+
+
+def test_what_pandas_and_excel_write(write: Write) -> None:
+    """The line says how to write the file so that it can be read."""
+    columns = {name: {"0": "a", "1": "b"} for name in ("text", "label")}
+    message = error(write("a.json", json.dumps(columns)))
+    assert "'text' is a whole column, not text or an integer; write one row a line" in message
+    assert "to_json(path, orient='records', lines=True)" in message
+    rows = [{"text": "a", "label": "x"}]
+    assert "orient='records', lines=True" in error(write("b.json", json.dumps(rows)))
+    for first, delimiter in (("sep=;", None), ("sep=;", ";"), ("SEP=,", None), ("sep=\t", ";")):
+        path = write("a.csv", f"{first}\r\ntext;label\r\na;x\r\n")
+        advice = f"is a line for Excel: remove it, and give --delimiter {first[-1]!r}"
+        assert error(path, ReadOptions(delimiter=delimiter)) == f"{path}:1: {first!r} {advice}"
+
+
+def test_lines_of_old_macs(write: Write) -> None:
+    for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
+        path = write(name, f"text{delimiter}label\ra{delimiter}x\r")
+        assert error(path).startswith(f"{path}: lines end in a lone carriage return, as on old Mac")
+    assert [row.text for row in read(write("a.txt", "a\rb"), TEXTS_ONLY)[0]] == ["a\rb"]
 
 
 def test_null_and_empty_in_parquet_are_bad_rows(tmp_path: Path) -> None:
     columns = {"text": ["a", None, " ", "d", "e"], "label": ["x", "x", "x", None, ""]}
     reasons = skipped(as_arrow(tmp_path / "a.parquet", columns))
     assert reasons == [
-        (2, "'text' is null, not text or an integer; several labels need --multi-label"),
+        (2, "'text' is null, not text or an integer; fill it in, or leave the row out"),
         (3, "empty text"),
-        (4, "'label' is null, not text or an integer; several labels need --multi-label"),
+        (4, "'label' is null, not text or an integer; fill it in, or leave the row out"),
         (5, "empty label"),
     ]
 
@@ -196,13 +248,13 @@ def test_jsonl_rows_that_cannot_be_used_are_named(write: Write) -> None:
         '{"text": "a", "label": "x"}', "", '{"text": "b", "label": 1.0}', '{"text": "b", "label',
         "[]", '{"text": "c"}', '{"text": "c", "label": null}', '{"text": NaN, "label": "x"}',
         '{"text": "d", "text": "e", "label": "x"}', '{"text": "f", "label": true}',
-        '{"text": "f", "label": ["x"]}', '{"text": "\\ud83d", "label": "x"}', "[" * 100_000,
+        '{"text": "f", "label": ["x", "y"]}', '{"text": "\\ud83d", "label": "x"}', "[" * 100_000,
         '{"text": "g", "label": ' + "1" * 5000 + "}", '{"text": " ", "label": "x"}',
         '{"text": "g", "label": " "}', '{"text": "g", "label": "x"} {}', '"text"',
         ' {"text": "\\ud83d\\ude00\\r", "label": "x", "score": NaN} ', "", " ",
     ]  # fmt: skip
     path = write("a.jsonl", "\n".join(lines))
-    rows, report = read(path, SKIP)
+    rows, report = read(path, OPTIONS, "skip")
     assert [(row.text, row.line) for row in rows] == [("a", 1), ("\U0001f600\r", 19)]
     reasons = {bad.line: bad.reason for bad in report.bad_rows}
     assert list(reasons) == list(range(2, 19))
@@ -210,7 +262,7 @@ def test_jsonl_rows_that_cannot_be_used_are_named(write: Write) -> None:
     for line, part in {
         2: "blank line", 3: "'label' is float", 4: "broken JSON: Unterminated string",
         5: "not a JSON object", 6: "no key 'label'", 7: "'label' is null", 8: "'text' is float",
-        9: "key 'text' appears twice", 10: "'label' is bool", 11: "--multi-label", 12: "surrogate",
+        9: "key 'text' appears twice", 10: "'label' is bool", 12: "surrogate",
         13: "recursion", 14: "digits", 15: "empty text", 16: "empty label", 17: "Extra data",
         18: "not a JSON object",
     }.items():  # fmt: skip
@@ -244,8 +296,8 @@ def test_separators_that_python_takes_for_line_ends_do_not_cut_rows(write: Write
 
 def test_csv_follows_rfc_4180(write: Write) -> None:
     path = write("a.csv", 'text,label\r\n5" screen,x\r\n"say ""hi"", a\nb\r\n",y\r\n"",z\r\n')
-    rows, report = read(path, SKIP)
-    assert [tuple(row) for row in rows] == [
+    rows, report = read(path, OPTIONS, "skip")
+    assert [row[:5] for row in rows] == [
         ('5" screen', None, "x", str(path), 2),
         ('say "hi", a\nb\r\n', None, "y", str(path), 3),
     ]
@@ -268,7 +320,7 @@ def test_tsv_is_raw_and_quoting_is_a_choice(write: Write) -> None:
 def test_a_quote_that_swallows_rows_is_called_out(write: Write) -> None:
     rows = [("a", "0"), ('"b', "1"), ("c", "0"), ("d", "1"), ('e"', "1"), ("f", "0")]
     path = write("a.csv", "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
-    found, report = read(path, SKIP)
+    found, report = read(path, OPTIONS, "skip")
     assert [row.text for row in found] == ["a", "b,1\nc,0\nd,1\ne", "f"]
     rows_inside = "are one row, and seem to be rows: is a quote missing?"
     assert report.notes == [f"{path}: 1 rows have several lines; lines 3 to 6 {rows_inside}"]
@@ -286,16 +338,19 @@ def test_a_quote_that_swallows_rows_is_called_out(write: Write) -> None:
 
 def test_quotes_that_break_csv(write: Write) -> None:
     bad = write("a.csv", 'text,label\n"a" b,x\nb,y\n"c\n"d,x\ne,y\nf\rg,y\n\nh,z\n')
-    assert [row.text for row in read(bad, SKIP)[0]] == ["b", "e", "h"]
+    assert [row.text for row in read(bad, OPTIONS, "skip")[0]] == ["b", "e", "h"]
     reasons = skipped(bad)
     assert [line for line, _ in reasons] == [2, 4, 7, 8]
     assert reasons[0][1].startswith("text after a closing quote;")
     assert reasons[1][1] == reasons[0][1] + "; lines 4 to 5 are not rows"
     assert reasons[2][1] == "a carriage return outside quotes"
     assert reasons[3][1] == "blank line"
-    for options in (ReadOptions(), SKIP):  # the rows behind it cannot be told apart
+    for on_bad_rows in ("error", "skip"):  # the rows behind it cannot be told apart
         path = write("b.csv", 'text,label\na,x\n"b,y\nc,z\n')
-        assert error(path, options) == f"{path}:3: a quote opens in this row and is never closed"
+        assert (
+            error(path, OPTIONS, on_bad_rows)
+            == f"{path}:3: a quote opens in this row and is never closed"
+        )
 
 
 def test_a_huge_field_is_read_and_an_endless_one_refused(
@@ -314,9 +369,11 @@ def test_a_huge_field_is_read_and_an_endless_one_refused(
 
 def test_wrong_number_of_fields(write: Write) -> None:
     path = write("a.tsv", "text\tlabel\na\tx\nb\nc\t\tx\nd\ty\n\t\n\n\n")
-    assert [row.text for row in read(path, SKIP)[0]] == ["a", "d"]
+    assert [row.text for row in read(path, OPTIONS, "skip")[0]] == ["a", "d"]
     assert skipped(path) == [(3, "1 fields, not 2"), (4, "3 fields, not 2"), (6, "empty text")]
-    assert read(path, SKIP)[1].bad_rows[1] == BadRow(str(path), 4, "3 fields, not 2", "c |  | x")
+    assert read(path, OPTIONS, "skip")[1].bad_rows[1] == BadRow(
+        str(path), 4, "3 fields, not 2", "c |  | x"
+    )
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
@@ -353,7 +410,7 @@ def test_no_rows_in_parquet(tmp_path: Path) -> None:
 
 
 def test_all_rows_bad_is_an_error_even_when_they_may_be_skipped(write: Write) -> None:
-    message = error(write("a.csv", "text,label\n,x\n,y\n"), SKIP)
+    message = error(write("a.csv", "text,label\n,x\n,y\n"), OPTIONS, "skip")
     assert message.startswith("2 of 2 rows are bad; fix them:\n")
 
 
@@ -369,14 +426,12 @@ def test_missing_columns_name_what_is_there(write: Write, tmp_path: Path) -> Non
         write("b.csv", "text;label\na;x\n")
     )
     assert "--no-header" in error(write("c.csv", "a,x\nb,y\n"))
-    assert r"it has 'text', 'label\ra'" in error(write("d.tsv", "text\tlabel\ra\tx\rb\ty\r"))
-    assert "carriage return" in error(write("d.csv", "text,label\ra,x\rb,y\r"))
     assert "2 columns 'text'" in error(write("e.csv", "text,text,label\na,b,x\n"))
     assert pairs(write("f.csv", "\ntext,label\na,x\n")) == [("a", "x")]
     parquet = as_arrow(tmp_path / "a.parquet", {"text": ["a"], "Label": ["x"]})
     assert "no column 'label', did you mean Label?" in error(parquet)
     jsonl = write("a.jsonl", '{"text": "a", "labels": "x"}\n' * 500)
-    lines = error(jsonl, SKIP).split("\n")
+    lines = error(jsonl, OPTIONS, "skip").split("\n")
     assert lines[0] == "500 of 500 rows are bad; fix them:" and len(lines) == 11
     assert lines[1].startswith(f"{jsonl}:1 no key 'label': ") and "labels" in lines[1]
 
@@ -409,10 +464,8 @@ def test_delimiters(write: Write) -> None:
 
 
 def test_plain_text_for_prediction(write: Write) -> None:
-    rows, report = read(
-        write("a.txt", '\ufeff"one\ttab\r\n\r\ntwo  \n\n'), replace(TEXTS_ONLY, on_bad_rows="skip")
-    )
-    assert [tuple(row)[:3] + row[4:] for row in rows] == [
+    rows, report = read(write("a.txt", '\ufeff"one\ttab\r\n\r\ntwo  \n\n'), TEXTS_ONLY, "skip")
+    assert [tuple(row)[:3] + row[4:5] for row in rows] == [
         ('"one\ttab', None, None, 1),
         ("two  ", None, None, 3),
     ]
@@ -428,7 +481,7 @@ def test_plain_text_for_prediction(write: Write) -> None:
 
 
 def test_several_text_columns_and_pairs(tmp_path: Path) -> None:
-    options = ReadOptions(("title", "text"), "other", text_separator=" [SEP] ", on_bad_rows="skip")
+    options = ReadOptions(("title", "text"), "other")
     rows = [("T", "a", "p", "x"), ("", "b", "p", "y"), ("", " ", "p", "y"), ("T", "c", "", "y")]
     names = ("title", "text", "other", "label")
     path = tmp_path / "a.csv"
@@ -438,19 +491,16 @@ def test_several_text_columns_and_pairs(tmp_path: Path) -> None:
     lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
     for other in (path, tmp_path / "a.jsonl", as_arrow(tmp_path / "a.parquet", by_name)):
-        found, report = read(other, options)
-        assert [tuple(row)[:3] for row in found] == [
-            ("T [SEP] a", "p", "x"),
-            (" [SEP] b", "p", "y"),
-        ]
+        found, report = read(other, options, "skip")
+        assert [row[:3] for row in found] == [(("T", "a"), "p", "x"), (("", "b"), "p", "y")]
         assert [bad.reason for bad in report.bad_rows] == ["empty title, text", "empty other"]
 
 
 def test_several_labels(write: Write, tmp_path: Path) -> None:
-    options = ReadOptions(multi_label=True, on_bad_rows="skip")
+    options = ReadOptions(multi_label=True)
     cells = ["a, b ,a", "c", '["b", "d, e", 1]', "[]", "", "a,,b", '["a"', "['a']", "[1.5]"]
     path = write("a.csv", csv_text([("t", cell) for cell in cells]))
-    rows, report = read(path, options)
+    rows, report = read(path, options, "skip")
     wanted = [("a", "b"), ("c",), ("b", "d, e", "1"), ()]
     assert [row.label for row in rows] == wanted
     assert [bad.line for bad in report.bad_rows] == list(range(6, 11))
@@ -459,12 +509,12 @@ def test_several_labels(write: Write, tmp_path: Path) -> None:
     assert pairs(write("b.csv", csv_text([("t", "a, b;c")])), semicolon) == [("t", ("a, b", "c"))]
     values = ["a,b", ["c"], ["b", "d, e", 1], [], 7, None, [None], [["a"]], True]
     lines = "".join(json.dumps({"text": "t", "label": value}) + "\n" for value in values)
-    rows, report = read(write("a.jsonl", lines), options)
+    rows, report = read(write("a.jsonl", lines), options, "skip")
     assert [row.label for row in rows] == [*wanted, ("7",)]
     assert [bad.line for bad in report.bad_rows] == [6, 7, 8, 9]
     for label in ([["a", "b"], [], None], [[1], [2, 3], []]):
         parquet = as_arrow(tmp_path / "a.parquet", {"text": ["t"] * 3, "label": label})
-        found = read(parquet, options)[0]
+        found = read(parquet, options, "skip")[0]
         assert [row.label for row in found] == [
             tuple(map(str, each)) for each in label if each is not None
         ]
@@ -643,18 +693,20 @@ def test_several_files_are_counted_together(write: Write) -> None:
     seen: list[BadRow] = []
     report = ReadReport(on_bad_row=seen.append)
     with pytest.raises(UserError) as caught:
-        list(read_files(files, ReadOptions(), report))
+        list(good_rows(FileRows(files, ReadOptions()), "error", report))
     lines = str(caught.value).split("\n")
     assert lines[0].startswith("22 of 24 rows are bad") and len(lines) == 11
     assert lines[1] == f"{files[0]}:3 empty text: | x"
     assert (len(seen), report.bad_row_count, report.rows) == (22, 22, 2)
     many = write("many.csv", "text,label\na,x\n" + "b\n" * 5000)
-    report = read(many, SKIP)[1]
+    report = read(many, OPTIONS, "skip")[1]
     assert (report.bad_row_count, len(report.bad_rows)) == (5000, 1000)
 
 
 def test_content_of_bad_rows_is_short_and_on_one_line(write: Write) -> None:
-    bad = read(write("a.csv", csv_text([("a", "x"), ("", "y\n\t\x1b[31m" + "z" * 1000)])), SKIP)[1]
+    bad = read(
+        write("a.csv", csv_text([("a", "x"), ("", "y\n\t\x1b[31m" + "z" * 1000)])), OPTIONS, "skip"
+    )[1]
     content = bad.bad_rows[0].content
     assert len(content) <= 200 and content.startswith("| y") and content.isprintable()
 
@@ -663,7 +715,7 @@ def test_every_open_names_its_encoding(write: Write) -> None:
     path = write("a.csv", "text,label\na,x\n")
     code = (
         "import sys; from pathlib import Path; from training.dataset.readers import *; "
-        "print(list(read_rows([Path(sys.argv[1])], ReadOptions(), ReadReport())))"
+        "print(list(FileRows([Path(sys.argv[1])], ReadOptions())))"
     )
     command = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
     root = Path(__file__).parents[1]

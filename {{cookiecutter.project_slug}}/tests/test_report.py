@@ -3,7 +3,6 @@
 import logging
 import random
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,15 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import file_rows
 import matplotlib
 import numpy as np
 import pytest
 from conftest import make_rows, write_tsv
+from ranks import PROJECT
 from transformers import AutoTokenizer
 
-import data
+import model
 from model import build_tokenizer
 from training.dataset.build import open_splits
+from training.dataset.source import Source
 from training.dataset.token_store import TokenStore
 from training.dataset.tokenizer import prepare_tokenizer
 from training.settings.batch_sizes import batch_sizes
@@ -50,8 +52,8 @@ def stores(
             random.Random(seed).shuffle(rows)
         names[f"{name}_file"] = (str(write_tsv(folder / f"{name}-{seed}.tsv", rows)),)
     config = settings(**(names | {"global_batch_size": 4} | changes))
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    return config, open_splits(config, data, tokenizer), tokenizer
+    tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
+    return config, open_splits(Source(file_rows, config), tokenizer), tokenizer
 
 
 def test_remarks(settings: Settings, tmp_path: Path) -> None:
@@ -82,8 +84,8 @@ def test_several_labels_contradict_as_sets(settings: Settings, tmp_path: Path) -
             ("cow " * 20, "c"), ("fox", "[]"), ("fox", "c")]  # fmt: skip
     path = write_tsv(tmp_path / "t.tsv", rows)
     config = settings(train_file=(str(path),), val_file=(), val_fraction=0.0, multi_label=True)
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    train = open_splits(config, data, tokenizer)["train"]
+    tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
+    train = open_splits(Source(file_rows, config), tokenizer)["train"]
     lines = report.remarks({"train": train}, tokenizer)
     assert lines[1] == "3 texts, in 6 rows, have different labels"
     assert sorted(lines[2:]) == [
@@ -144,7 +146,7 @@ def test_padding_and_steps_are_those_of_the_loop(settings: Settings) -> None:
     """The share of padding is what the collated batches of an epoch hold."""
     config = settings(global_batch_size=24, batch_size=8)
     tokenizer = AutoTokenizer.from_pretrained(config.model)
-    train = open_splits(config, data, tokenizer)["train"]
+    train = open_splits(Source(file_rows, config), tokenizer)["train"]
     lines = report.suggestions(config, train, 512)
     for line, grouped in zip(lines[2:4], (True, False), strict=True):
         plan = BatchPlan(train, batch_sizes(config, 1), seed=config.seed, group_by_length=grouped,
@@ -209,7 +211,7 @@ def test_tables(settings: Settings, tmp_path: Path) -> None:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """`python data.py` with these arguments, in this process; its log is put back."""
+    """The report of `python data.py` with these arguments; its log is put back."""
     log = logging.getLogger("training")
     monkeypatch.setattr(log, "handlers", [])
     before = log.propagate, log.level
@@ -217,7 +219,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def call(*arguments: str) -> None:
         whatever_the_project_uses = ("--model", "from-scratch")
         monkeypatch.setattr(sys, "argv", ["data.py", *arguments, *whatever_the_project_uses])
-        runpy.run_path(data.__file__, run_name="__main__")
+        folder, config = report.parse()
+        report.main(folder, config, file_rows, model)
 
     yield call
     log.propagate, log.level = before
@@ -273,8 +276,7 @@ def test_a_mistyped_flag_answers_before_pytorch_is_imported() -> None:
         "try: runpy.run_path('data.py', run_name='__main__')\n"
         "finally: print(sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
     )
-    root = Path(data.__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True,
                           timeout=100)  # fmt: skip
     assert "did you mean --epochs?" in done.stderr
     assert (done.returncode, done.stdout) == (2, "[]\n")
@@ -311,6 +313,6 @@ def test_short_form_in_the_log(
     caplog.clear()
     path = write_tsv(tmp_path / "clean.tsv", [("cat", "a"), ("dog", "b")])
     clean = settings(train_file=(str(path),), val_file=(), val_fraction=0.0)
-    tokenizer = prepare_tokenizer(clean, data, build_tokenizer)
-    console.describe_data(open_splits(clean, data, tokenizer), 48)
+    tokenizer = prepare_tokenizer(Source(file_rows, clean), build_tokenizer)
+    console.describe_data(open_splits(Source(file_rows, clean), tokenizer), 48)
     assert [r for r in caplog.records if r.levelname == "WARNING"] == []

@@ -177,7 +177,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import rows
 from training.checkpoint.state import check_same_run
-from training.dataset.rows import what_rows_depend_on
+from training.dataset.source import Source
 from training.settings.errors import UserError
 from training.settings.flags import load_config
 from training.tracking.tracker import Tracker
@@ -194,7 +194,7 @@ tracker = SimpleNamespace(writer=SummaryWriter("board"), config=flag)
 Tracker.hyperparameters(tracker, {"accuracy": 1.0})
 print(json.dumps({
     "flag": vars(flag), "key": vars(key), "saved": flag.to_toml(), "resumed": resumed,
-    "store_keys": [what_rows_depend_on("train", config, rows)[-1] for config in (flag, key)],
+    "store_keys": [Source(rows, config).key("train")[-1] for config in (flag, key)],
     "tensorboard": str(next(Path("board").iterdir()).read_bytes()),
 }))
 """
@@ -207,7 +207,7 @@ def test_a_new_setting_takes_one_line(tmp_path: Path) -> None:
     path.write_text(path.read_text("utf-8").replace(end, ADDED + end), "utf-8")
     settings = 'train_file = "a"\nfocal_gamma = 4\nfocal_alpha = 4\n'
     (tmp_path / "c.toml").write_text(settings, "utf-8")
-    (tmp_path / "rows.py").write_text("def fingerprint(split, config): return ''\n", "utf-8")
+    (tmp_path / "rows.py").write_text("def rows(split, config): return ()\n", "utf-8")
     command = [sys.executable, "-c", SEE_ADDED]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import file_rows
 import numpy as np
 import pytest
 import torch
@@ -14,13 +15,13 @@ from conftest import make_rows, write_tsv
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-import data
 from model import build_tokenizer
 from training.dataset import token_store
 from training.dataset import tokenizer as tokenizer_module
 from training.dataset.build import StoreWriter, open_splits, sorted_labels
-from training.dataset.rows import ReadReport, Row, text_hashes
-from training.dataset.token_store import split_mask
+from training.dataset.rows import Row, text_hashes
+from training.dataset.source import Source
+from training.dataset.token_store import TokenStore, split_mask
 from training.dataset.tokenizer import Encoder, chunks, prepare_tokenizer
 from training.distributed.shared_folder import build_once
 from training.settings.config import TrainConfig
@@ -29,6 +30,11 @@ from training.step.batch_plan import MicroBatch
 
 Settings = Callable[..., TrainConfig]
 LONG = " ".join(["cat dog horse"] * 40)
+
+
+def splits_of(config: TrainConfig, module: Any = file_rows) -> dict[str, TokenStore]:
+    source = Source(module, config)
+    return open_splits(source, prepare_tokenizer(source, build_tokenizer))
 
 
 @pytest.fixture
@@ -72,8 +78,8 @@ def micro(rows: list[int]) -> MicroBatch:
 def test_store_gives_back_every_row(settings: Settings, files: dict[str, Path]) -> None:
     """Ids, padding, mask, labels and lengths of any rows in any order."""
     config = settings()
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    splits = open_splits(config, data, tokenizer)
+    tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
+    splits = open_splits(Source(file_rows, config), tokenizer)
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 203, "val": 45}
     train = splits["train"]
     rows = make_rows(203, seed=1)
@@ -105,7 +111,9 @@ def test_worker_sends_the_same_batch(settings: Settings, tmp_path: Path, several
         train_file=(str(path),), val_file=(), val_fraction=0.0, text_pair_column="other",
         multi_label=several,
     )  # fmt: skip
-    store = open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))["train"]
+    store = open_splits(
+        Source(file_rows, config), prepare_tokenizer(Source(file_rows, config), build_tokenizer)
+    )["train"]
     planned = [replace(micro([2, 0]), weight=np.array([0.5, 0.0])), micro([1])]
     loader = DataLoader(store, sampler=planned, batch_size=None, num_workers=1)
     for plan, got in zip(planned, loader, strict=True):
@@ -122,8 +130,8 @@ def test_worker_sends_the_same_batch(settings: Settings, tmp_path: Path, several
 def test_store_is_sent_without_its_rows(settings: Settings) -> None:
     """A worker that is not forked opens the files itself, those of a part too."""
     config = settings(val_file=(), val_fraction=0.2)
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    for store in open_splits(config, data, tokenizer).values():
+    tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
+    for store in open_splits(Source(file_rows, config), tokenizer).values():
         assert store is not None
         sent = pickle.dumps(store)
         assert len(sent) < 1000
@@ -148,23 +156,23 @@ def test_second_run_does_not_tokenize(
     """The store is found again by content; other rows or settings make another."""
     path = write_tsv(tmp_path / "t.tsv", make_rows(20, seed=4))
     config = settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"))
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
     built: list[str] = []
     write = StoreWriter.finish
 
-    def finish(self: StoreWriter, report: ReadReport) -> None:
+    def finish(self: StoreWriter) -> None:
         built.append("x")
-        write(self, report)
+        write(self)
 
     monkeypatch.setattr(StoreWriter, "finish", finish)
     for expected in (2, 2):  # train and val
-        open_splits(config, data, tokenizer)
+        open_splits(Source(file_rows, config), tokenizer)
         assert len(built) == expected
     write_tsv(path, make_rows(21, seed=4))
-    open_splits(config, data, tokenizer)
+    open_splits(Source(file_rows, config), tokenizer)
     assert len(built) == 3  # the same labels, so the validation rows still fit
-    open_splits(settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"), max_length=9),
-                data, tokenizer)  # fmt: skip
+    config = settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"), max_length=9)
+    open_splits(Source(file_rows, config), tokenizer)
     assert len(built) == 5
 
 
@@ -224,23 +232,25 @@ def test_labels_in_order() -> None:
 )
 def test_bad_validation_rows(settings: Settings, tmp_path: Path, val: list, message: str) -> None:
     config = settings(val_file=(str(write_tsv(tmp_path / "val.tsv", val)),))
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+    tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
     with pytest.raises(UserError, match=message):
-        open_splits(config, data, tokenizer)
+        open_splits(Source(file_rows, config), tokenizer)
 
 
 def test_no_validation_row_is_left(settings: Settings) -> None:
     config = settings(val_file=(), val_fraction=0.001)
-    tokenizer = prepare_tokenizer(config, data, build_tokenizer)
-    with pytest.raises(UserError, match=r"val_fraction 0\.001 leaves no row for validation"):
-        open_splits(config, data, tokenizer)
+    tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
+    with pytest.raises(UserError, match=r"val_fraction 0\.001 of 203 rows leaves no row"):
+        open_splits(Source(file_rows, config), tokenizer)
 
 
 def test_one_class_only(settings: Settings, tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "t.tsv", [("a", "x"), ("b", "x")])
     config = settings(train_file=(str(path),))
     with pytest.raises(UserError, match="all 2 rows have the label 'x'"):
-        open_splits(config, data, prepare_tokenizer(config, data, build_tokenizer))
+        open_splits(
+            Source(file_rows, config), prepare_tokenizer(Source(file_rows, config), build_tokenizer)
+        )
 
 
 def test_trained_tokenizer_is_the_same_each_time(settings: Settings, tmp_path: Path) -> None:
@@ -248,7 +258,7 @@ def test_trained_tokenizer_is_the_same_each_time(settings: Settings, tmp_path: P
     texts = []
     for name in "ab":
         config = settings(model="from-scratch", cache_dir=str(tmp_path / name))
-        tokenizer = prepare_tokenizer(config, data, build_tokenizer)
+        tokenizer = prepare_tokenizer(Source(file_rows, config), build_tokenizer)
         texts.append(tokenizer.backend_tokenizer.to_str())
     assert texts[0] == texts[1]
     assert tokenizer.tokenize("A cat, 猫狗!") == ["a", "cat", "[UNK]", "猫", "狗", "[UNK]"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from training.dataset.wordpiece import train_wordpiece
+from training.dataset.tokenizer import train_wordpiece
 
 
 def save_tiny(folder: Path, texts: Iterable[str], **shape: int) -> Path:

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from training.dataset.rows import ReadOptions, ReadReport
+from training.dataset.rows import FileNote, ReadOptions
 from training.settings.config import HUB
 from training.settings.errors import UserError
 
 ROWS_PER_BATCH = 4096  # held as Python objects at a time
-# Line or row number from 1, and the values in the order of ReadOptions.columns, or a Rejected.
+# Line or row number from 1, and the values in the order of ReadOptions.columns, as a tuple; or in
+# their place a Rejected, and at the end a FileNote.
 Values = Iterator[tuple[int, Any]]
 HUB_NAME = re.compile(HUB + r"([^/:@]+/[^/:@]+)(@[^/:@]+)?(:[^/:@]+)?(/[^/:@]+)?")
 
@@ -66,7 +67,7 @@ def hub_split(name: str, split: str) -> HubSplit:
     return rows
 
 
-def arrow_values(path: Any, options: ReadOptions, report: ReadReport) -> Values:
+def arrow_values(path: Any, options: ReadOptions) -> Values:
     """The values of a file or a HubSplit."""
     names, number = list(dict.fromkeys(options.columns)), 0
     try:
@@ -85,7 +86,7 @@ def arrow_values(path: Any, options: ReadOptions, report: ReadReport) -> Values:
     except Exception as error:  # pyarrow has many kinds
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: unreadable {path.suffix} file: {reason}") from None
-    report.lines += number
+    yield number, FileNote(str(path), number)
 
 
 def _open_table(path: Any, columns: list[str]) -> tuple[list[str], Iterable[Any]]:

@@ -83,6 +83,11 @@ def _codec(encoding: str) -> str:
 def _check_head(head: bytes, path: Path, encoding: str) -> None:
     """Refuse what would decode to something wrong without an error."""
     codec, text = _codec(encoding), _decode(head, "utf-8")
+    if b"\r" in head[:-1] and b"\n" not in head and format_of(path) != ".txt":
+        raise UserError(
+            f"{path}: lines end in a lone carriage return, as on old Macs: convert them to new "
+            "lines"
+        )
     fewer_nuls, more_nuls = sorted((head[:64:2].count(0), head[1:64:2].count(0)))
     has_mark = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     fitting = [codec]

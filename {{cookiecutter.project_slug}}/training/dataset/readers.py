@@ -6,15 +6,37 @@ list) makes a bad row, and so does an empty text or label, or a blank line befor
 """
 
 import csv
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from training.dataset.arrow import Values, arrow_values
-from training.dataset.files import ARROW_SUFFIXES, JSON_SUFFIXES, format_of, open_lines
-from training.dataset.rows import BLANK, ReadOptions, ReadReport, Rejected, Row, labels_of, text_of
+from training.dataset.arrow import HubSplit, Values, arrow_values, hub_split
+from training.dataset.files import (
+    ARROW_SUFFIXES,
+    JSON_SUFFIXES,
+    expand_files,
+    format_of,
+    open_lines,
+)
+from training.dataset.rows import (
+    BLANK,
+    ORIENT,
+    BadRow,
+    FileNote,
+    Item,
+    ReadOptions,
+    Rejected,
+    Row,
+    label_of,
+    labels_of,
+    text_of,
+    texts_of,
+)
+from training.settings.config import HUB, TrainConfig
 from training.settings.errors import UserError
 
 FIELD_LIMIT = 1 << 26  # characters; a larger field is a stray quote, and memory is limited
@@ -25,72 +47,95 @@ CSV_ERRORS = {
     "field limit": ("a field has more than 67 million characters: look for a stray quote", False),
     "": ("a quote opens in this row and is never closed", False),
 }
+ONE_OBJECT = "a row is one object on one line"
 Lines = Iterator[str]
 
 
-def read_rows(paths: Sequence[Path], options: ReadOptions, report: ReadReport) -> Iterator[Row]:
-    """The good rows of all files, in order. Errors: UserError, for bad rows after the last file."""
-    for path in paths:
-        before = report.rows + report.bad_row_count
-        yield from _good_rows(path, options, report)
-        if report.rows + report.bad_row_count == before:
-            raise UserError(f"{path} has no rows")
-    bad, total = report.bad_row_count, report.rows + report.bad_row_count
-    if bad and (options.on_bad_rows == "error" or bad == total):
-        skip = " or pass --on-bad-rows skip" if bad < total else ""
-        lines = [f"{bad:,} of {total:,} rows are bad; fix them{skip}:"]
-        lines += [f"{file}:{line} {reason}: {row}" for file, line, reason, row in report.bad_rows]
-        raise UserError("\n".join(lines[:11]))
+class FileRows:
+    """What is in files, in order: Row, BadRow for what cannot be used, FileNote after each file."""
+
+    def __init__(self, paths: Sequence[Any], options: ReadOptions):
+        self.paths, self.options = paths, options
+
+    def __iter__(self) -> Iterator[Item]:
+        for path in self.paths:
+            yield from _items(path, self.options)
+
+    def fingerprint(self) -> str:
+        """A text that changes when the rows change: a hash of the files' content."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            if isinstance(path, HubSplit):
+                digest.update(f"{path} {path.data._fingerprint}".encode())
+                continue
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
 
-def _good_rows(path: Path, options: ReadOptions, report: ReadReport) -> Iterator[Row]:
-    """Checked and converted, the same way for every format."""
-    names, texts, separator = options.columns, len(options.text_columns), options.text_separator
+def read_files(names: Sequence[str], split: str, config: TrainConfig) -> FileRows:
+    """The rows of files, globs and hf:// names, read as the settings say. Errors: UserError."""
+    if split == "train" and not names:
+        raise UserError("no train_file: give --train-file, or set it in config.toml")
+    files = expand_files([name for name in names if not name.startswith(HUB)])
+    hub = [hub_split(name, split) for name in names if name.startswith(HUB)]
+    return FileRows([*files, *hub], ReadOptions.of(config))
+
+
+def _items(path: Path, options: ReadOptions) -> Iterator[Item]:
+    """The rows of a file, checked and converted the same way for every format."""
+    names, texts = options.columns, len(options.text_columns)
     has_pair, has_label = options.text_pair_column is not None, options.label_column is not None
     multi_label = has_label and options.multi_label
     file, new_row = str(path), tuple.__new__  # less than half the time of Row(...)
+    text: str | tuple[str, ...]
     pair: str | None = None
     label: str | tuple[str, ...] | None = None
     blank_lines = 0  # before this one
-    for line, values in _raw_values(path, options, report):
-        if values is BLANK:
+    for line, values in _raw_values(path, options):
+        is_row = type(values) is tuple
+        if not is_row and values is BLANK:
             blank_lines += 1
             continue
+        if not is_row and type(values) is FileNote:
+            yield values
+            return
         if blank_lines:
             for blank in range(line - blank_lines, line):
-                report.add(file, blank, *BLANK)
+                yield BadRow(file, blank, *BLANK)
             blank_lines = 0
-        if type(values) is Rejected:
-            report.add(file, line, *values)
+        if not is_row:
+            yield BadRow(file, line, *values)
             continue
         try:
             text = values[0]  # checked here too: a call for each row is slow
-            if texts > 1 or type(text) is not str or not text or text.isspace():
-                text = text_of(values[:texts], names, separator)
+            if texts > 1:
+                text = texts_of(values[:texts], options.text_columns)
+            elif type(text) is not str or not text or text.isspace():
+                text = text_of(text, names[0])
             if has_pair:
-                pair = text_of(values[texts : texts + 1], names[texts:], separator)
+                pair = text_of(values[texts], names[texts])
             if multi_label:
                 label = labels_of(values[-1], names[-1], options.label_separator)
             elif has_label:
                 label = values[-1]
                 if type(label) is not str or not label or label.isspace():
-                    label = text_of([label], names[-1:], separator)
+                    label = label_of(label, names[-1])
         except (ValueError, RecursionError) as error:  # the latter from a JSON list of labels
-            report.add(file, line, error.args[0], " | ".join(map(str, values)))
+            yield BadRow(file, line, error.args[0], " | ".join(map(str, values)))
         else:
-            report.rows += 1
-            yield new_row(Row, (text, pair, label, file, line))
+            yield new_row(Row, (text, pair, label, file, line, None))
 
 
-def _raw_values(path: Path, options: ReadOptions, report: ReadReport) -> Values:
+def _raw_values(path: Path, options: ReadOptions) -> Values:
     """The values of a file's rows as its format has them."""
     suffix = format_of(path)
     if suffix in ARROW_SUFFIXES:
-        yield from arrow_values(path, options, report)
+        yield from arrow_values(path, options)
     else:
         read = _json_values if suffix in JSON_SUFFIXES else _table_values
         with open_lines(path, options.encoding) as lines:
-            yield from read(path, lines, options, report)
+            yield from read(path, lines, options)
 
 
 def _picker(keys: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
@@ -104,7 +149,7 @@ def _split(lines: Lines, delimiter: str) -> Iterator[list[str]]:
         yield line.split(delimiter) if line else []
 
 
-def _table_values(path: Path, lines: Lines, options: ReadOptions, report: ReadReport) -> Values:
+def _table_values(path: Path, lines: Lines, options: ReadOptions) -> Values:
     """Values of CSV, TSV and plain text; the delimiter of the latter is the line end."""
     suffix, header, names = format_of(path), options.header, []
     delimiter = (options.delimiter or ("," if suffix == ".csv" else "\t")).replace("\\t", "\t")
@@ -130,6 +175,7 @@ def _table_values(path: Path, lines: Lines, options: ReadOptions, report: ReadRe
                     yield line, pick(fields)
                 elif fields and width < 0:  # the first row; blank lines before it do not count
                     width = len(fields)
+                    _check_first(path, line, delimiter.join(fields))
                     names = names or (fields if header else [str(i + 1) for i in range(width)])
                     pick = _picker(options.column_indices(path, names))
                     if not header:
@@ -147,12 +193,20 @@ def _table_values(path: Path, lines: Lines, options: ReadOptions, report: ReadRe
             if line < last:
                 reason += f"; lines {line} to {last} are not rows"
             yield line, Rejected(reason, "")
-    report.lines += last
+    note = ""
     if long_rows:
         seem_rows, height, line = suspect
         hint = ", and seem to be rows: is a quote missing?" if seem_rows else ""
         where = f"lines {line:,} to {line + height - 1:,} are one row{hint}"
-        report.notes.append(f"{path}: {long_rows:,} rows have several lines; {where}")
+        note = f"{long_rows:,} rows have several lines; {where}"
+    yield last, FileNote(str(path), last, note)
+
+
+def _check_first(path: Path, line: int, text: str) -> None:
+    """Errors: UserError for the first line of a table that only Excel understands."""
+    if match := re.fullmatch("sep=(.)", text, re.IGNORECASE):
+        advice = f"remove it, and give --delimiter {match[1]!r}"
+        raise UserError(f"{path}:{line}: {text!r} is a line for Excel: {advice}")
 
 
 def _suspicion(fields: list[str], delimiter: str, line: int, last: int) -> tuple[bool, int, int]:
@@ -162,7 +216,7 @@ def _suspicion(fields: list[str], delimiter: str, line: int, last: int) -> tuple
     return seem_rows, last - line + 1, line
 
 
-def _json_values(path: Path, lines: Lines, options: ReadOptions, report: ReadReport) -> Values:
+def _json_values(path: Path, lines: Lines, options: ReadOptions) -> Values:
     """Values of JSON Lines."""
     pick, number = _picker(options.columns), 0
     scan = json.JSONDecoder(object_pairs_hook=_unique).raw_decode  # half the time of decode()
@@ -179,11 +233,14 @@ def _json_values(path: Path, lines: Lines, options: ReadOptions, report: ReadRep
         except KeyError as error:
             yield number, Rejected(f"no key {error}", text)
         except TypeError:
-            yield number, Rejected("not a JSON object; a row is one object on one line", text)
+            yield (
+                number,
+                Rejected(f"not a JSON object; a row is one object on one line; {ORIENT}", text),
+            )
         except (ValueError, RecursionError) as error:
-            why = f"broken JSON: {getattr(error, 'msg', error)}; a row is one object on one line"
+            why = f"broken JSON: {getattr(error, 'msg', error)}; {ONE_OBJECT}"
             yield number, Rejected(why, text) if text else BLANK
-    report.lines += number
+    yield number, FileNote(str(path), number)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

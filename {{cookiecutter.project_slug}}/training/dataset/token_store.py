@@ -4,6 +4,7 @@ A micro-batch is cut straight from these files, which `build.py` writes: no row 
 """
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from training.distributed.shared_folder import build_once
+from training.settings.errors import UserError
 
 # One value per row: where its tokens begin, tokens of its first segment, its length uncut, and
 # hashes of its text as written and after folding (see `text_hashes`).
@@ -37,14 +39,15 @@ class Batch(NamedTuple):  # a micro-batch as tensors
 class TokenStore(Dataset[Batch]):
     """Tokenized rows: those of the folder, or the `subset` in a file of row numbers.
 
-    `store[micro_batch]` is that micro-batch, collated; with `token_types` for pairs of texts.
+    `store[micro_batch]` is that micro-batch, collated; pairs of texts with `token_types`.
     """
 
     def __init__(self, folder: Path, pad_id: int, token_types: bool, subset: Path | None = None):
         self._arguments = folder, pad_id, token_types, subset
-        self.folder, self.pad_id, self.token_types = folder, pad_id, token_types
+        self.folder, self.pad_id = folder, pad_id
         self.subset = None if subset is None else np.load(subset, mmap_mode="r").view(np.ndarray)
         self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        self.token_types: bool = token_types and self.meta["pairs"]
         self.labels: list[str] = self.meta["labels"]
         self.multi_label: bool = self.meta["multi_label"]
         self._arrays = {name: self._open_array(name, kind) for name, kind in ARRAYS.items()}
@@ -52,6 +55,10 @@ class TokenStore(Dataset[Batch]):
         self._labels = self._open_array("labels", "<u1" if self.multi_label else "<i4")
         if self.multi_label:
             self._labels = self._labels.reshape(-1, len(self.labels))
+        self._inputs: dict[str, np.ndarray] = {}  # numbers of data.py, by name
+        for name, size in self.meta["inputs"].items():
+            numbers = self._open_array(f"input-{name}", "<f4")
+            self._inputs[name] = numbers.reshape(-1, size) if size else numbers
 
     def _open_array(self, name: str, kind: str) -> np.ndarray:
         # A plain view of the mapped file: indexing a memmap takes several times as long.
@@ -63,6 +70,13 @@ class TokenStore(Dataset[Batch]):
 
     def __len__(self) -> int:
         return self.meta["rows"] if self.subset is None else len(self.subset)
+
+    def identity(self) -> dict[str, str]:
+        """What the rows are, whichever code and files they came from: for a run that resumes."""
+        return {
+            "name": f"{len(self):,} with {len(self.labels)} labels",
+            "content": self.meta["digest"],
+        }
 
     def stored(self, rows: Any) -> Any:
         """The numbers of `rows` in the files that were read, bad rows not counted."""
@@ -96,18 +110,14 @@ class TokenStore(Dataset[Batch]):
         return counts
 
     def inputs(self, rows: np.ndarray, length: int = 0) -> dict[str, torch.Tensor]:
-        """The model's inputs for `rows`: (batch, length), or to the longest row if that is more."""
+        """The model's inputs for `rows`: (batch, length), or to the longest row if that is more;
+        inputs of data.py are (batch,) or (batch, k) float32."""
         stored, offsets = self.stored(rows), self._arrays["offsets"]
-        begins, ends = offsets[stored], offsets[stored + 1]
-        positions = np.arange(max(length, (ends - begins).max()))
-        mask = positions < (ends - begins)[:, None]
-        input_ids = np.full(mask.shape, self.pad_id, np.int64)
-        spans = zip(begins.tolist(), ends.tolist(), strict=True)
-        input_ids[mask] = np.concatenate([self._ids[begin:end] for begin, end in spans])
-        arrays = {"input_ids": input_ids, "attention_mask": mask}
-        if self.token_types:
-            arrays["token_type_ids"] = mask & (positions >= self._arrays["first"][stored][:, None])
-        return {k: torch.from_numpy(a.astype(np.int64, copy=False)) for k, a in arrays.items()}
+        spans = zip(offsets[stored].tolist(), offsets[stored + 1].tolist(), strict=True)
+        ids, first = [self._ids[begin:end] for begin, end in spans], self._arrays["first"][stored]
+        inputs = collate(ids, first, self.pad_id, self.token_types, length)
+        extra = {name: torch.from_numpy(array[stored]) for name, array in self._inputs.items()}
+        return inputs | extra
 
     def __getitem__(self, micro_batch: Any) -> Batch:
         rows, weight = micro_batch.rows, torch.from_numpy(micro_batch.weight)
@@ -115,51 +125,113 @@ class TokenStore(Dataset[Batch]):
         return Batch(self.inputs(rows, micro_batch.length), labels, weight, micro_batch)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
-        """Two parts, the second with `fraction` of each label's rows; equal texts stay together."""
+        """Two parts, the second with `fraction` of the rows, of each label as many as that makes;
+        equal texts stay together. Errors: UserError if the second part would be empty."""
         folder = self.folder / f"split-{fraction}-{seed}"
 
         def build(folder: Path) -> None:
-            labels = self.label_ids()
-            if self.multi_label:  # a number for each set of labels
-                labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
-            second = split_mask(self.values("folded"), labels, fraction, seed)
+            second = split_mask(self.values("folded"), self._strata(), fraction, seed)
+            self._give_back(second)
+            if not second.any():
+                raise UserError(
+                    f"val_fraction {fraction} of {len(self)} rows leaves no row for validation; "
+                    "raise it, or give --val-file"
+                )
             np.save(folder / "first.npy", np.flatnonzero(~second))
             np.save(folder / "second.npy", np.flatnonzero(second))
 
         build_once(folder, build, "the validation split")
-        store = partial(TokenStore, self.folder, self.pad_id, self.token_types)
+        store = partial(TokenStore, self.folder, *self._arguments[1:3])
         return store(folder / "first.npy"), store(folder / "second.npy")
 
+    def _strata(self) -> np.ndarray:
+        """Of each row the rank of its rarest label, the rarest of all is 0: (n,) int32. Rows
+        without labels come last."""
+        counts = self.label_counts()
+        rank = np.argsort(np.argsort(counts, kind="stable")).astype(np.int32)
+        if not self.multi_label:
+            return rank[self.label_ids()]
+        strata = np.empty(len(self), np.int32)
+        for begin in range(0, len(self), ROWS_AT_A_TIME):
+            part = slice(begin, begin + ROWS_AT_A_TIME)
+            strata[part] = np.where(self.label_ids(part), rank, np.int32(len(rank))).min(1)
+        return strata
 
-def split_mask(hashes: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Rows of the smaller part, (n,) bool, from the hashes of their texts and their label ids.
+    def _give_back(self, second: np.ndarray) -> None:
+        """Take a text out of `second`, (n,) bool, for each label that has no row outside of it."""
+        left = np.zeros(len(self.labels), np.int64)
+        for begin in range(0, len(self), ROWS_AT_A_TIME):
+            part = slice(begin, begin + ROWS_AT_A_TIME)
+            ids = self.label_ids(part)[~second[part]]
+            left += np.bincount(ids.nonzero()[1] if self.multi_label else ids, minlength=len(left))
+        hashes = self.values("folded")
+        for label in np.flatnonzero((left == 0) & (self.label_counts() > 0)):
+            ids = self.label_ids()
+            row = np.argmax(ids[:, label] if self.multi_label else ids == label)
+            second[hashes == hashes[row]] = False
 
-    Texts are shuffled with the seed; of every label, the first are taken until their rows reach the
-    fraction, rounded to whole rows. A text has the lowest of its rows' labels.
+
+def collate(
+    ids: Sequence[Any], first: Any, pad_id: int, token_types: bool, length: int = 0
+) -> dict[str, torch.Tensor]:
+    """Rows of token ids as a model's inputs: (batch, length), or to the longest row if that is
+    more. `first`: tokens of each row's first segment, which tell the token types of a pair."""
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    positions = np.arange(max(length, lengths.max()))
+    mask = positions < lengths[:, None]
+    input_ids = np.full(mask.shape, pad_id, np.int64)
+    input_ids[mask] = np.concatenate(ids)
+    arrays = {"input_ids": input_ids, "attention_mask": mask}
+    if token_types:
+        arrays["token_type_ids"] = mask & (positions >= np.asarray(first)[:, None])
+    return {k: torch.from_numpy(a.astype(np.int64, copy=False)) for k, a in arrays.items()}
+
+
+def split_mask(hashes: np.ndarray, strata: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Rows of the smaller part, (n,) bool, from the hashes of their texts and their strata.
+
+    Texts are shuffled with the seed; of every stratum, the first are taken while their rows do not
+    exceed the fraction. The rows still missing come from the strata that lack most, one text from
+    each (the method of the largest remainder). A text has the lowest of its rows' strata.
     """
     bits = (len(hashes) // ROWS_SORTED_AT_A_TIME).bit_length()  # of the number of parts
     second = np.zeros(len(hashes), np.bool_)
-    totals, before = np.zeros((2, int(labels.max()) + 1), np.int64)  # rows of each label
+    # Rows of each stratum: all, those of the parts before, those taken; then of the next text that
+    # could be taken: its rows (0: none) and hash.
+    totals, before, taken, next_rows = np.zeros((4, int(strata.max()) + 1), np.int64)
+    next_hash = np.zeros(len(totals), np.uint64)
     for part in range(1 << bits):
-        _, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
-        np.add.at(totals, label, counts)
-    wanted = np.round(totals * fraction)
+        _, stratum, counts = _shuffled_texts(hashes, strata, seed, bits, part)
+        np.add.at(totals, stratum, counts)
+    wanted = totals * fraction
     for part in range(1 << bits):
-        rows, label, counts = _shuffled_texts(hashes, labels, seed, bits, part)
-        order = np.argsort(label, kind="stable")
+        rows, stratum, counts = _shuffled_texts(hashes, strata, seed, bits, part)
+        order = np.argsort(stratum, kind="stable")
         ends = np.cumsum(counts[order])
-        begins = np.r_[0, ends][np.searchsorted(label[order], np.arange(len(totals)))]
-        taken = np.zeros(len(label), np.bool_)
-        taken[order] = ends + (before - begins)[label[order]] <= wanted[label[order]]
-        second[rows] = np.repeat(taken, counts)
-        np.add.at(before, label, counts)
-    return second
+        begins = np.r_[0, ends][np.searchsorted(stratum[order], np.arange(len(totals)))]
+        fits = np.zeros(len(stratum), np.bool_)
+        fits[order] = ends + (before - begins)[stratum[order]] <= np.floor(wanted)[stratum[order]]
+        second[rows] = np.repeat(fits, counts)
+        np.add.at(before, stratum, counts)
+        np.add.at(taken, stratum, counts * fits)
+        others = np.flatnonzero(~fits & (next_rows[stratum] == 0))
+        new, texts = np.unique(stratum[others], return_index=True)
+        next_rows[new] = counts[others[texts]]
+        next_hash[new] = hashes[rows[(np.cumsum(counts) - counts)[others[texts]]]]
+    missing = round(float(wanted.sum())) - int(taken.sum())
+    ties = np.random.default_rng(seed).random(len(totals))
+    chosen = []
+    for i in np.lexsort((ties, taken - wanted)):
+        if 0 < next_rows[i] <= missing and taken[i] + next_rows[i] < totals[i]:
+            chosen.append(next_hash[i])
+            missing -= next_rows[i]
+    return second | np.isin(hashes, np.array(chosen, np.uint64))
 
 
 def _shuffled_texts(
-    hashes: np.ndarray, labels: np.ndarray, seed: int, bits: int, part: int
+    hashes: np.ndarray, strata: np.ndarray, seed: int, bits: int, part: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A part of the shuffled texts: their rows, and each text's lowest label and number of rows."""
+    """A part of the shuffled texts: their rows; each text's lowest stratum and number of rows."""
     chosen = []
     for begin in range(0, len(hashes), ROWS_SORTED_AT_A_TIME):
         keys = hashes[begin : begin + ROWS_SORTED_AT_A_TIME] ^ np.uint64(seed % 2**63)
@@ -169,6 +241,6 @@ def _shuffled_texts(
         rows = np.flatnonzero(keys >> np.uint64(63 - bits) >> np.uint64(1) == part)
         chosen.append((begin + rows, keys[rows]))
     row, key = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
-    order = np.lexsort((labels[row], key))
+    order = np.lexsort((strata[row], key))
     _, first, counts = np.unique(key[order], return_index=True, return_counts=True)
-    return row[order], labels[row[order][first]], counts
+    return row[order], strata[row[order][first]], counts

@@ -177,8 +177,6 @@ class TrainConfig:
         for name, about, value in self._items():
             if value is not None:  # None: left open
                 about.check_value(name, value)
-        if not self.train_file:
-            raise UserError("no train_file: give --train-file, or set it in config.toml")
         auto, compression = self.batch_size == AUTO, self.gradient_compression
         if auto and self.gradient_accumulation_steps:
             raise UserError("batch_size auto goes with global_batch_size, not accumulation steps")
@@ -193,9 +191,6 @@ class TrainConfig:
                 raise UserError(f"{what} goes with strategy {allowed}, not with {self.strategy}")
         if self.model == FROM_SCRATCH and (self.freeze_encoder or self.freeze_embeddings):
             raise UserError("freeze_encoder and freeze_embeddings are for a pretrained model")
-        no_val = not self.val_file and not self.val_fraction
-        if no_val and (self.early_stopping_patience or self.schedule == "plateau"):
-            raise UserError("early stopping and the plateau schedule need val_file or val_fraction")
         if self.multi_label and (self.class_weights != "none" or self.label_smoothing):
             raise UserError("class_weights and label_smoothing do not go with multi_label")
 

@@ -63,7 +63,7 @@ def check_model(with_loss: ModelWithLoss, train: TokenStore, config: TrainConfig
 def check_token_ids(model: nn.Module, inputs: Inputs, train: TokenStore) -> None:
     """Errors: UserError if a row has a token that the model has no embedding for."""
     table = word_embeddings(model)
-    largest = max(train.meta.get("largest_id", 0), train.pad_id)
+    largest = max(train.meta["largest_id"], train.pad_id)
     if table is not None and largest >= len(table):
         raise UserError(
             f"the rows have the token id {largest}, and the model has {len(table)} word embeddings "

@@ -111,13 +111,15 @@ def parse() -> tuple[Path, TrainConfig]:
 def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleType) -> None:
     """Print the report on the rows of `source` (data.py), and write it as text and picture."""
     from training.dataset.build import open_splits
+    from training.dataset.source import Source
     from training.dataset.tokenizer import prepare_tokenizer
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     logging.getLogger("training").setLevel(logging.INFO)
     try:
-        tokenizer = prepare_tokenizer(config, source, model.build_tokenizer)
-        splits = open_splits(config, source, tokenizer)
+        rows = Source(source, config)
+        tokenizer = prepare_tokenizer(rows, model.build_tokenizer)
+        splits = open_splits(rows, tokenizer)
         longest = 512  # memory grows with the square: more is not suggested unless it is usual
         if config.model != FROM_SCRATCH:
             longest = min(model.longest_input(model.load_hf_config(config)), 8192)
@@ -133,7 +135,8 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
 
 def describe(config: TrainConfig, splits: Splits, tokenizer: Any, longest: int) -> Sections:
     """The lines of the report by title. `longest`: the most tokens that may be suggested."""
-    title = f"{Path(config.train_file[0]).name}: {len(splits['train'].labels)} classes"
+    name = Path(config.train_file[0]).name if config.train_file else "data.py"
+    title = f"{name}: {len(splits['train'].labels)} classes"
     return {
         title: _class_table(splits),
         "Tokens of a row, special ones included": _length_table(splits, config.max_length),

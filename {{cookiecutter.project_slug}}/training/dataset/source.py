@@ -1,0 +1,188 @@
+"""The rows that data.py gives: drawn, checked, and known by their content.
+
+Whatever they depend on is in `Source.key`, of which the name of a token store is made.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from training.dataset.rows import ROW, ReadReport, Row, good_rows
+from training.distributed import watchdog
+from training.distributed.ranks import on_main
+from training.distributed.shared_folder import code_of, content_of
+from training.settings.config import TrainConfig
+from training.settings.errors import UserError
+from training.settings.setting import facts
+
+TENSORS = ("input_ids", "attention_mask", "token_type_ids", "labels")  # names that are taken
+HEARTBEAT_ROWS = 1000
+
+
+class Source:
+    """The rows of a module that has `rows(split, config)`, under these settings.
+
+    An iterable of rows with a method `fingerprint` says itself when its content has changed. Other
+    rows are drawn once by the main process, which hashes them; whoever draws them again must get
+    the same ones.
+    """
+
+    def __init__(self, module: ModuleType, config: TrainConfig):
+        self.module, self.config = module, config
+        self._contents: dict[str, str] = {}
+
+    def content(self, split: str) -> str:
+        """A text that changes when the rows of the split do; "" if there are none."""
+        if split not in self._contents:
+            given = self._given(split)
+            if hasattr(given, "fingerprint"):
+                is_empty = next(iter(given), None) is None
+                content = "" if is_empty else f"fingerprint {given.fingerprint()}"
+            elif given is not None and dist.is_initialized():
+                content = on_main(partial(self._hash, split, given))
+            else:
+                content = self._hash(split, given or ())
+            self._contents[split] = content
+        return self._contents[split]
+
+    def key(self, split: str) -> list[Any]:
+        """All that the split's rows depend on: content, code, and settings, paths by content."""
+        code = code_of(Path(str(self.module.__file__)))
+        code |= {f.name: f.read_text("utf-8") for f in sorted(Path(__file__).parent.glob("*.py"))}
+        paths = {f.name for f in fields(self.config) if facts(f).path}
+        settings = self.config.row_settings()
+        settings |= {name: content_of(settings[name]) for name in paths & settings.keys()}
+        return [split, self.content(split), code, settings]
+
+    def draw(self, split: str, report: ReadReport) -> Iterator[Row]:
+        """The split's rows, which `report` counts. Errors: UserError for rows that cannot be used,
+        and if they are not those whose content is known."""
+        content, given = self.content(split), self._given(split)
+        if not content:
+            raise UserError(f"data.py: rows({split!r}, config) gives no rows")
+        if hasattr(given, "fingerprint"):
+            yield from self._checked(split, given, report)
+            return
+        digest = hashlib.sha256()
+        yield from _hashed(self._checked(split, given, report), digest)
+        if digest.hexdigest() != content:
+            problem = f"data.py: rows({split!r}, config) gives other rows when it is called again"
+            advice = "sort what a query returns (ORDER BY), and seed what is chosen at random"
+            raise UserError(f"{problem}; {advice}")
+
+    def _given(self, split: str) -> Any:
+        """What data.py returns: an iterable, or None."""
+        rows, what = getattr(self.module, "rows", None), f"data.py: rows({split!r}, config)"
+        if not callable(rows):
+            raise UserError("data.py has no function rows(split, config)")
+        try:
+            inspect.signature(rows).bind(split, self.config)
+        except TypeError as error:
+            raise UserError(f"{what} cannot be called: {error}") from None
+        given = rows(split, self.config)
+        if given is not None and not isinstance(given, Iterable):
+            raise UserError(f"{what} returns {given!r:.100}; it must yield {ROW}")
+        return given
+
+    def _checked(self, split: str, given: Iterable[Any], report: ReadReport) -> Iterator[Row]:
+        rows = good_rows(given, self.config.on_bad_rows, report)
+        return checked(rows, f"data.py: rows({split!r}, config)", self.config.multi_label)
+
+    def _hash(self, split: str, given: Iterable[Any]) -> str:
+        """A hash of these rows; "" if there are none."""
+        digest, report = hashlib.sha256(), ReadReport()
+        for _ in _hashed(self._checked(split, given, report), digest):
+            pass
+        return digest.hexdigest() if report.rows else ""
+
+
+def _hashed(rows: Iterable[Row], digest: Any) -> Iterator[Row]:
+    """Yield the rows, and feed them to `digest`."""
+    for number, row in enumerate(rows):
+        inputs = {name: array.tolist() for name, array in (row.inputs or {}).items()}
+        digest.update(repr((*row[:3], inputs)).encode("utf-8", "surrogatepass"))
+        if number % HEARTBEAT_ROWS == 0:
+            watchdog.heartbeat()
+        yield row
+
+
+def checked(rows: Iterable[Row], where: str, multi_label: bool) -> Iterator[Row]:
+    """Yield the rows, their inputs as float32 arrays. Errors: UserError for one with values of a
+    wrong type, or of another kind than the first one."""
+    first: Any = None
+    usual: Any = None  # the types of a row's first three fields that need no further look
+    for number, row in enumerate(rows, 1):
+        if row[5] is None and (type(row[0]), type(row[1]), type(row[2])) == usual:
+            yield row
+            continue
+        try:
+            row, kind = _checked_row(row, multi_label)
+            first = first or kind
+            if kind != first:
+                raise ValueError(f"it has {_describe(kind)}; the first row has {_describe(first)}")
+        except ValueError as error:
+            place = f" ({row.file}:{row.line})" if row.file else ""
+            raise UserError(
+                f"{where} gives for row {number}{place} {row!r:.200}: {error}"
+            ) from None
+        if type(row.text) is str and type(row.label) is str and row.inputs is None:
+            usual = str, type(row.pair), str
+        yield row
+
+
+def _checked_row(row: Row, multi_label: bool) -> tuple[Row, Any]:
+    """The row, and its number of texts, whether it is a pair, and the lengths of its inputs."""
+    texts = row.text if type(row.text) is tuple else (row.text,)
+    if not texts or not all(type(text) is str for text in texts):
+        raise ValueError("the text must be a str, or a tuple of them")
+    if type(row.pair) not in (str, type(None)):
+        raise ValueError("the pair, a second text, must be a str or None")
+    if not multi_label and type(row.label) is tuple:
+        raise ValueError("the label must be a str; a tuple of labels needs --multi-label")
+    if not multi_label and (type(row.label) is not str or not row.label):
+        raise ValueError("the label must be a str that is not empty")
+    names = row.label if type(row.label) is tuple else (None,)
+    if multi_label and not all(type(name) is str and name for name in names):
+        raise ValueError("the label must be a tuple of str (with --multi-label)")
+    inputs, sizes = None, {}
+    if row.inputs is not None:
+        if not isinstance(row.inputs, Mapping):
+            raise ValueError("inputs must be a dict of numbers, or of lists of numbers, by name")
+        inputs = {name: _numbers(name, value) for name, value in row.inputs.items()}
+        sizes = {name: array.size if array.ndim else 0 for name, array in sorted(inputs.items())}
+    number = len(texts) if type(row.text) is tuple else 0
+    return row._replace(inputs=inputs), (number, row.pair is not None, sizes)
+
+
+def _numbers(name: Any, value: Any) -> np.ndarray:
+    """One of a row's inputs: () or (k,) float32."""
+    if not (isinstance(name, str) and name.isidentifier()) or name in TENSORS:
+        taken = ", ".join(TENSORS)
+        raise ValueError(f"an input is named as a parameter of forward, not {name!r} or {taken}")
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0)
+    if array.dtype.kind not in "biuf" or array.ndim > 1 or not array.size:
+        raise ValueError(f"inputs[{name!r}] must be a number or a list of numbers")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError(f"inputs[{name!r}] is not finite (in float32); fill it in")
+    return array
+
+
+def _describe(kind: Any) -> str:
+    """The kind of a row in words."""
+    number, is_pair, sizes = kind
+    text = f"a tuple of {number} texts" if number else "a text"
+    inputs = ", ".join(f"{name} of length {n}" if n else name for name, n in sizes.items())
+    return f"{text}, {'a' if is_pair else 'no'} pair, and inputs: {inputs or 'none'}"
