@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,31 @@ from training.distributed import ranks, watchdog
 from training.launch import signals
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
-from training.step import evaluation
 from training.step.batch_plan import BatchPlan
-from training.step.evaluation import Evaluator
+from training.step.evaluation import Evaluator, Metrics
 from training.step.loss import row_weight
 from training.step.optimizer import build_optimizer
 from training.tracking.tracker import Tracker
 
 TIMEOUT = 20.0  # of a collective: a hang becomes an exception
+
+
+def _predicted(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    return probabilities >= 0.5 if truth.ndim == 2 else probabilities.argmax(axis=1)
+
+
+def _accuracy(probabilities: np.ndarray, truth: np.ndarray) -> float:
+    right = _predicted(probabilities, truth) == truth
+    return (right.all(axis=1) if truth.ndim == 2 else right).mean()
+
+
+# What runs measure in these tests, whatever a user has made of metrics.py: its own tests are in
+# test_metrics.py.
+METRICS: Metrics = {
+    "accuracy": (_accuracy, True),
+    "error": (lambda probabilities, truth: 1.0 - _accuracy(probabilities, truth), False),
+}
+train.METRICS = METRICS  # type: ignore[assignment]
 
 
 def run(config: TrainConfig) -> None:
@@ -204,7 +221,7 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
         seed_everything(config.seed)
         model = build_model(config, tokenizer, store.labels).double()
         labels = torch.from_numpy(store.label_ids(rows[part]).astype(np.int64))
-        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels)
+        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels, config)
         (losses * weight[part]).sum().backward()
         groups = build_optimizer(model, config).param_groups
         return [p.grad for group in groups for p in group["params"]]
@@ -270,12 +287,12 @@ def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int)
 
 def run_with_broken_evaluation(config: TrainConfig) -> None:
     """A run whose weights give no finite loss any more, which only an evaluation sees."""
-    measured = evaluation.compute_metrics
 
-    def metrics(*args: Any) -> dict[str, float]:
-        return measured(*args) | {"loss": float("nan")}
+    def loss(*args: Any) -> torch.Tensor:
+        losses = loss_per_row(*args)
+        return losses if torch.is_grad_enabled() else losses * torch.nan
 
-    with Patch(evaluation, "compute_metrics", metrics):
+    with Patch(train, "loss_per_row", loss):
         run(config)
 
 
@@ -322,11 +339,11 @@ def run_until_time_is_up(config: TrainConfig, seconds: float) -> None:
 
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Logits, truth and metrics of the validation rows, with fresh weights, on the main process."""
-    device, _ = ranks.setup(TIMEOUT)
+    ranks.setup(TIMEOUT)
     tokenizer, splits = open_dataset(config, data, build_tokenizer)
     seed_everything(config.seed)
     model = build_model(config, tokenizer, splits["val"].labels).train()  # as in a run
-    evaluator = Evaluator(model, device, nullcontext, config.eval_batch_size)
+    evaluator = Evaluator(model, config, loss_per_row, METRICS, splits)
     result = evaluator.evaluate(splits["val"])
     assert result is not None
     return result.logits, result.truth, result.metrics

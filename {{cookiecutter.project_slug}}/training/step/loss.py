@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class ModelWithLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss_per_row, self.num_labels = model, loss_per_row, num_labels
-        self.label_smoothing = config.label_smoothing
+        self.config = config
         self.autocast = make_autocast(next(model.parameters()).device, config.precision)
         self.compile_counter = CompileCounter() if config.compile else None
         if self.compile_counter is not None:  # in place; evaluations call the model as it is
@@ -40,7 +41,7 @@ class ModelWithLoss(nn.Module):
         with self.autocast():
             logits = self.model(**inputs).logits  # (batch, num_labels)
         check_logits(logits, len(labels), self.num_labels)
-        losses = self.loss_per_row(logits, labels, self.label_smoothing)  # (batch,)
+        losses = self.loss_per_row(logits, labels, self.config)  # (batch,)
         return weighted_sum(losses, weight).reshape(1)
 
 
@@ -49,13 +50,18 @@ def weighted_sum(losses: Tensor, weight: Tensor) -> Tensor:
 
     A sum that is not finite gets a gradient that is not finite either, so that every rank sees it.
     """
-    if losses.shape != weight.shape:
-        raise UserError(
-            f"model.py: loss_per_row must return one loss per row, of shape {tuple(weight.shape)}, "
-            f"not {tuple(losses.shape)}"
-        )
+    check_losses(losses, len(weight))
     total = (losses * weight.to(losses.dtype)).sum()
     return total * torch.where(total.detach().isfinite(), 1.0, math.nan)
+
+
+def check_losses(losses: Any, rows: int) -> None:
+    """Errors: UserError unless loss_per_row gave one number for each row."""
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    if shape != (rows,):
+        raise UserError(
+            f"model.py: loss_per_row must return one loss per row, of shape ({rows},), not {shape}"
+        )
 
 
 def check_logits(logits: Tensor, rows: int, num_labels: int) -> None:
@@ -70,12 +76,18 @@ def check_logits(logits: Tensor, rows: int, num_labels: int) -> None:
 # -- weights of rows -----------------------------------------------------------------------------
 
 
-def row_weight(config: TrainConfig, train: TokenStore) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from row numbers to the weights of their losses, (n,) -> (n,) float64."""
+def row_weight(
+    config: TrainConfig, train: TokenStore, store: TokenStore | None = None
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from row numbers to the weights of their losses, (n,) -> (n,) float64.
+
+    The rows are those of `store`, by default of `train`, whose labels are counted.
+    """
     if config.class_weights == "none":
         return lambda rows: np.ones(len(rows))
     weights = class_weights(config.class_weights, train.labels, train.label_counts())
-    return lambda rows: weights[train.label_ids(rows)]
+    measured = train if store is None else store
+    return lambda rows: weights[measured.label_ids(rows)]
 
 
 def class_weights(kind: str, labels: list[str], counts: np.ndarray) -> np.ndarray:
