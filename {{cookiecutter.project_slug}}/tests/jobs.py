@@ -1,6 +1,7 @@
 """What the tests run on ranks: each function is called on every rank."""
 
 import io
+import itertools
 import os
 import resource
 import shutil
@@ -19,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import data
+import metrics
 import train
 from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder
@@ -29,7 +31,7 @@ from training.launch import signals
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
-from training.step.evaluation import Evaluator, Metrics
+from training.step.evaluation import Evaluator
 from training.step.loss import row_weight
 from training.step.optimizer import build_optimizer
 from training.tracking.tracker import Tracker
@@ -48,11 +50,11 @@ def _accuracy(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 # What runs measure in these tests, whatever a user has made of metrics.py: its own tests are in
 # test_metrics.py.
-METRICS: Metrics = {
+METRICS: dict[str, Any] = {
     "accuracy": (_accuracy, True),
     "error": (lambda probabilities, truth: 1.0 - _accuracy(probabilities, truth), False),
 }
-train.METRICS = METRICS  # type: ignore[assignment]
+train.METRICS = METRICS
 
 
 def run(config: TrainConfig) -> None:
@@ -234,7 +236,7 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
 
 
 def run_edited(config: TrainConfig, edit: str) -> None:
-    """A run with a model.py that a user has edited wrongly."""
+    """A run with a model.py or metrics.py that a user has edited; "" is as it is."""
 
     def with_unused_layer(*args: Any) -> Any:
         model = build_model(*args)
@@ -247,13 +249,63 @@ def run_edited(config: TrainConfig, edit: str) -> None:
             model.classifier.register_forward_pre_hook(lambda _, args: (args[0].detach(),))
         return model
 
-    patches = {
+    def focal(*args: Any) -> torch.Tensor:
+        losses = loss_per_row(*args)
+        return (1 - torch.exp(-losses)) ** 2 * losses
+
+    def mean_in_evaluation(*args: Any) -> torch.Tensor:
+        losses = loss_per_row(*args)
+        return losses if torch.is_grad_enabled() else losses.mean()
+
+    def change(probabilities: Any, _: Any) -> float:
+        probabilities[0] = 0.5
+        return 1.0
+
+    def fail_on_few_rows(_: Any, truth: Any) -> float:
+        assert len(truth) == 45  # the val rows, not some of them, nor the test rows
+        return 1.0
+
+    def broken(function: Callable[..., Any]) -> tuple[str, Any]:
+        return "METRICS", METRICS | {"broken": (function, True)}
+
+    patches: dict[str, tuple[str, Any]] = {
+        "": ("METRICS", METRICS),
+        "metric raises": broken(lambda *_: 1 / 0),
+        "metric gives None": broken(lambda *_: None),
+        "metric gives an array": broken(lambda probabilities, _: probabilities),
+        "metric changes its input": broken(change),
+        "metric fails on test rows": broken(fail_on_few_rows),
+        "metric without direction": ("METRICS", {"broken": len}),
+        "metric gives NaN": ("METRICS", {"nothing": (lambda *_: np.nan, True)}),
+        "no metrics": ("METRICS", {}),
+        "focal loss": ("loss_per_row", focal),
+        "mean loss in evaluation": ("loss_per_row", mean_in_evaluation),
         "mean loss": ("loss_per_row", lambda *args: loss_per_row(*args).mean()),
         "two logits": ("build_model", lambda c, t, labels: build_model(c, t, labels[:2])),
         "unused layer": ("build_model", with_unused_layer),
         "skipped on a rank": ("build_model", skipping_on_one_rank),
     }
     with Patch(train, *patches[edit]):
+        run(config)
+
+
+def run_always_the_first_label(config: TrainConfig) -> None:
+    """A run with the metrics of metrics.py, and a model that gives every row the first label."""
+
+    def build(*args: Any) -> Any:
+        model = build_model(*args)
+        model.classifier.bias.data[0] += 1e3
+        return model
+
+    with Patch(train, "METRICS", metrics.METRICS), Patch(train, "build_model", build):
+        run(config)
+
+
+def run_with_rising_metric(config: TrainConfig, higher_is_better: bool) -> None:
+    """A run with the metric `rising`, which is higher in each evaluation."""
+    calls = itertools.count(1.0)
+    rising = {"rising": (lambda *_: next(calls), higher_is_better)}
+    with Patch(train, "METRICS", rising):
         run(config)
 
 

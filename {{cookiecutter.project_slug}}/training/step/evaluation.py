@@ -146,7 +146,7 @@ class Evaluator:
         check_logits(logits, len(rows), len(store.labels))
         return logits
 
-    def _measure(self, store: TokenStore, logits: np.ndarray) -> dict[str, float]:
+    def _measure(self, store: TokenStore, logits: Any) -> dict[str, float]:
         """Loss, metrics and number of rows: (rows, num_labels) -> values. On the main process."""
         truth = _truth(store)
         values = {"loss": self._loss(store, logits, truth)}
@@ -207,7 +207,7 @@ def as_float(name: str, value: Any) -> float:
     """What a metric gave. Errors: UserError unless it is a real number, of Python or of NumPy or
     PyTorch without dimensions."""
     number = value.item() if getattr(value, "shape", None) == () else value
-    if isinstance(number, numbers.Real) and type(number) is not bool:
+    if not isinstance(number, bool) and isinstance(number, numbers.Real):
         return float(number)
     shape = f" of shape {tuple(value.shape)}" if getattr(value, "shape", ()) else ""
     given = f"{type(value).__name__}{shape}" if shape else f"{value!r:.60}"
