@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn import metrics as sk
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,11 +50,16 @@ def _accuracy(probabilities: np.ndarray, truth: np.ndarray) -> float:
     return (right.all(axis=1) if truth.ndim == 2 else right).mean()
 
 
-# What runs measure in these tests, whatever a user has made of metrics.py: its own tests are in
-# test_metrics.py.
+def _f1(average: str, probabilities: np.ndarray, truth: np.ndarray) -> float:
+    return sk.f1_score(truth, _predicted(probabilities, truth), average=average, zero_division=0)
+
+
+# What runs measure in these tests, whatever a user has made of metrics.py, which has tests of its
+# own in test_metrics.py.
 METRICS: dict[str, Any] = {
     "accuracy": (_accuracy, True),
-    "error": (lambda probabilities, truth: 1.0 - _accuracy(probabilities, truth), False),
+    "macro_f1": (partial(_f1, "macro"), True),
+    "micro_f1": (partial(_f1, "micro"), True),
 }
 train.METRICS = METRICS
 

@@ -63,7 +63,7 @@ def test_wrong_edits_of_model_py(ranks: Ranks, settings: Settings) -> None:
     """A loss that is a mean, logits for other labels, a part that is not used, on all ranks or on
     one: a sentence that names model.py, not a stack of collectives."""
     for edit, message in (
-        ("mean loss", r"loss_per_row must return one loss per row, of shape \(16,\), not \(\)"),
+        ("mean loss", r"loss_per_row must return one loss per row, of shape \(45,\), not \(\)"),
         ("two logits", r"gives logits of shape \(32, 2\) for 32 rows; there are 3 labels"),
         ("unused layer", "head_of_old.weight, head_of_old.bias did not contribute to the loss"),
     ):
@@ -73,6 +73,8 @@ def test_wrong_edits_of_model_py(ranks: Ranks, settings: Settings) -> None:
     no_val = settings(val_fraction=0.0, val_file=())  # then the first step finds it
     with pytest.raises(RankError, match=r"gives logits of shape \(16, 2\) for 16 rows"):
         ranks.run(2, jobs.run_edited, no_val, "two logits")
+    with pytest.raises(RankError, match=r"one loss per row, of shape \(16,\), not \(\)"):
+        ranks.run(2, jobs.run_edited, no_val, "mean loss")
     config = settings(run_name="skipped", timeout=5.0)  # of rank 0's wait for rank 1
     message = r"did not contribute to the loss on rank 1; use them"
     with pytest.raises(RankError, match=message) as error:
