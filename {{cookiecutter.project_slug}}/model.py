@@ -95,13 +95,14 @@ def build_tokenizer(config: TrainConfig, texts: Iterator[str]) -> Tokenizer:
     return tokenizer
 
 
-def loss_per_row(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def loss_per_row(logits: Tensor, labels: Tensor, config: TrainConfig) -> Tensor:
     """The loss of each row, which train.py weights: (batch, num_labels), (batch,) -> (batch,)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if labels.ndim == 2:  # multi-label: (batch, num_labels) of 0 and 1
         losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
         return losses.mean(dim=1)
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+    smoothing = config.label_smoothing
+    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
 
 
 def load_hf_config(config: TrainConfig) -> PreTrainedConfig:

@@ -9,10 +9,13 @@ Ranks, micro-batches and accumulation only compute a global batch: the results a
 
 import gc
 
+from metrics import METRICS
 from training.settings.flags import parse_args
 
 if __name__ == "__main__":
-    CONFIG = parse_args()  # before the slow imports: --help and a mistyped flag answer at once
+    CONFIG = parse_args(
+        metrics=METRICS
+    )  # before the slow imports: --help and a mistyped flag answer at once
     gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
 
 import logging
@@ -91,7 +94,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     optimizer = build_optimizer(model, config)
     schedule = Schedule(optimizer, config.schedule, total_steps, config.warmup_ratio)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-    evaluator = Evaluator(model, device, with_loss.autocast, config.eval_batch_size, stop.agreed)
+    evaluator = Evaluator(model, config, loss_per_row, METRICS, splits, stop.agreed)
     tracker.describe(model, plan, splits)
 
     # -- resume ----------------------------------------------------------------------------------
@@ -114,8 +117,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     # -- training --------------------------------------------------------------------------------
     model.train()
     fit_batch_size(config, plan, wrapped, model)
-    if val is not None and source is None:
-        evaluator.try_longest(val)  # what would fail at the first evaluation fails now
+    evaluator.dry_run()  # what would fail at the first evaluation fails now
     log.info(f"training to step {total_steps}, {plan.steps_per_epoch} steps per epoch, in {run}")
     monitor.start(loader)
     stop.ready()  # until here a signal ended this process at once: there was nothing to save

@@ -1,6 +1,7 @@
 """What the tests run on ranks: each function is called on every rank."""
 
 import io
+import itertools
 import os
 import resource
 import shutil
@@ -8,8 +9,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import edited
 import file_rows
 import numpy as np
 import torch
+from sklearn import metrics as sk
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import metrics
 import train
 from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder
@@ -29,7 +33,6 @@ from training.distributed import ranks, watchdog
 from training.launch import signals
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
-from training.step import evaluation
 from training.step.batch_plan import BatchPlan
 from training.step.evaluation import Evaluator
 from training.step.loss import row_weight
@@ -38,6 +41,29 @@ from training.tracking.tracker import Tracker
 
 TIMEOUT = 20.0  # of a collective: a hang becomes an exception
 train.data = file_rows  # the tests' own rows, whatever data.py has become
+
+
+def _predicted(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    return probabilities >= 0.5 if truth.ndim == 2 else probabilities.argmax(axis=1)
+
+
+def _accuracy(probabilities: np.ndarray, truth: np.ndarray) -> float:
+    right = _predicted(probabilities, truth) == truth
+    return (right.all(axis=1) if truth.ndim == 2 else right).mean()
+
+
+def _f1(average: str, probabilities: np.ndarray, truth: np.ndarray) -> float:
+    return sk.f1_score(truth, _predicted(probabilities, truth), average=average, zero_division=0)
+
+
+# What runs measure in these tests, whatever a user has made of metrics.py, which has tests of its
+# own in test_metrics.py.
+METRICS: dict[str, Any] = {
+    "accuracy": (_accuracy, True),
+    "macro_f1": (partial(_f1, "macro"), True),
+    "micro_f1": (partial(_f1, "micro"), True),
+}
+train.METRICS = METRICS
 
 
 def run(config: TrainConfig) -> None:
@@ -206,7 +232,7 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
         seed_everything(config.seed)
         model = build_model(config, tokenizer, store.labels).double()
         labels = torch.from_numpy(store.label_ids(rows[part]).astype(np.int64))
-        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels)
+        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels, config)
         (losses * weight[part]).sum().backward()
         groups = build_optimizer(model, config).param_groups
         return [p.grad for group in groups for p in group["params"]]
@@ -225,7 +251,7 @@ def run_built_by(config: TrainConfig, name: str, stop: int = 0) -> None:
 
 
 def run_edited(config: TrainConfig, edit: str) -> None:
-    """A run with a model.py that a user has edited wrongly."""
+    """A run with a model.py or metrics.py that a user has edited; "" is as it is."""
 
     def skipping_on_one_rank(*args: Any) -> Any:
         model = build_model(*args)
@@ -233,12 +259,62 @@ def run_edited(config: TrainConfig, edit: str) -> None:
             model.classifier.register_forward_pre_hook(lambda _, args: (args[0].detach(),))
         return model
 
-    patches = {
+    def focal(*args: Any) -> torch.Tensor:
+        losses = loss_per_row(*args)
+        return (1 - torch.exp(-losses)) ** 2 * losses
+
+    def mean_in_evaluation(*args: Any) -> torch.Tensor:
+        losses = loss_per_row(*args)
+        return losses if torch.is_grad_enabled() else losses.mean()
+
+    def change(probabilities: Any, _: Any) -> float:
+        probabilities[0] = 0.5
+        return 1.0
+
+    def fail_on_few_rows(_: Any, truth: Any) -> float:
+        assert len(truth) == 45  # the val rows, not some of them, nor the test rows
+        return 1.0
+
+    def broken(function: Callable[..., Any]) -> tuple[str, Any]:
+        return "METRICS", METRICS | {"broken": (function, True)}
+
+    patches: dict[str, tuple[str, Any]] = {
+        "": ("METRICS", METRICS),
+        "metric raises": broken(lambda *_: 1 / 0),
+        "metric gives None": broken(lambda *_: None),
+        "metric gives an array": broken(lambda probabilities, _: probabilities),
+        "metric changes its input": broken(change),
+        "metric fails on test rows": broken(fail_on_few_rows),
+        "metric without direction": ("METRICS", {"broken": len}),
+        "metric gives NaN": ("METRICS", {"nothing": (lambda *_: np.nan, True)}),
+        "no metrics": ("METRICS", {}),
+        "focal loss": ("loss_per_row", focal),
+        "mean loss in evaluation": ("loss_per_row", mean_in_evaluation),
         "mean loss": ("loss_per_row", lambda *args: loss_per_row(*args).mean()),
         "two logits": ("build_model", lambda c, t, labels: build_model(c, t, labels[:2])),
         "skipped on a rank": ("build_model", skipping_on_one_rank),
     }
     with Patch(train, *patches[edit]):
+        run(config)
+
+
+def run_always_the_first_label(config: TrainConfig) -> None:
+    """A run with the metrics of metrics.py, and a model that gives every row the first label."""
+
+    def build(*args: Any) -> Any:
+        model = build_model(*args)
+        model.classifier.bias.data[0] += 1e3
+        return model
+
+    with Patch(train, "METRICS", metrics.METRICS), Patch(train, "build_model", build):
+        run(config)
+
+
+def run_with_rising_metric(config: TrainConfig, higher_is_better: bool) -> None:
+    """A run with the metric `rising`, which is higher in each evaluation."""
+    calls = itertools.count(1.0)
+    rising = {"rising": (lambda *_: next(calls), higher_is_better)}
+    with Patch(train, "METRICS", rising):
         run(config)
 
 
@@ -272,12 +348,12 @@ def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int)
 
 def run_with_broken_evaluation(config: TrainConfig) -> None:
     """A run whose weights give no finite loss any more, which only an evaluation sees."""
-    measured = evaluation.compute_metrics
 
-    def metrics(*args: Any) -> dict[str, float]:
-        return measured(*args) | {"loss": float("nan")}
+    def loss(*args: Any) -> torch.Tensor:
+        losses = loss_per_row(*args)
+        return losses if torch.is_grad_enabled() else losses * torch.nan
 
-    with Patch(evaluation, "compute_metrics", metrics):
+    with Patch(train, "loss_per_row", loss):
         run(config)
 
 
@@ -324,11 +400,11 @@ def run_until_time_is_up(config: TrainConfig, seconds: float) -> None:
 
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Logits, truth and metrics of the validation rows, with fresh weights, on the main process."""
-    device, _ = ranks.setup(TIMEOUT)
+    ranks.setup(TIMEOUT)
     tokenizer, splits = open_dataset(config, file_rows, build_tokenizer)
     seed_everything(config.seed)
     model = build_model(config, tokenizer, splits["val"].labels).train()  # as in a run
-    evaluator = Evaluator(model, device, nullcontext, config.eval_batch_size)
+    evaluator = Evaluator(model, config, loss_per_row, METRICS, splits)
     result = evaluator.evaluate(splits["val"])
     assert result is not None
     return result.logits, result.truth, result.metrics

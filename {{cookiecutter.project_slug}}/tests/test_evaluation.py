@@ -6,12 +6,13 @@ from pathlib import Path
 import jobs
 import numpy as np
 import pytest
+import torch
 from conftest import make_rows, write_tsv
 from ranks import Ranks
-from sklearn import metrics as sk
 
+from model import loss_per_row
 from training.settings.config import TrainConfig
-from training.step.evaluation import compute_metrics, predictions, probabilities, row_losses
+from training.step.evaluation import predictions, probabilities
 
 Settings = Callable[..., TrainConfig]
 
@@ -33,32 +34,24 @@ def test_bit_identical_for_any_number_of_ranks(
     assert metrics["rows"] == rows
 
 
-def test_metrics_equal_those_of_scikit_learn() -> None:
-    """Metrics come from all rows at once: no mean of batches or ranks."""
+def test_loss_is_that_of_the_model_file(ranks: Ranks, settings: Settings) -> None:
+    """The mean over all rows, whatever model.py makes of it; a row of each forward is alone."""
+    config = settings(eval_batch_size=1, precision="fp64")
+    logits, truth, metrics = ranks.run(2, jobs.evaluate_rows, config)[0]
+    losses = loss_per_row(torch.from_numpy(logits), torch.from_numpy(truth), config)
+    assert metrics["loss"] == pytest.approx(losses.mean().item(), rel=1e-6)
+
+
+def test_predictions_are_those_of_the_probabilities() -> None:
+    """A label of several is given from a half on; probabilities of any logits are finite."""
     rng = np.random.default_rng(0)
-    logits, truth = rng.normal(size=(57, 4)), rng.integers(0, 3, 57)
-    found, predicted = compute_metrics(logits, truth), logits.argmax(1)
-    assert found["accuracy"] == sk.accuracy_score(truth, predicted)
-    assert found["macro_f1"] == sk.f1_score(truth, predicted, average="macro")
-    expected = sk.log_loss(truth, probabilities(logits, False), labels=range(4))
-    assert found["loss"] == pytest.approx(expected, rel=1e-12)
-
-
-def test_multi_label_losses_and_predictions() -> None:
-    """The loss in NumPy is torch's binary cross entropy; a label is given from a half on."""
-    import torch
-    import torch.nn.functional as F
-
-    rng = np.random.default_rng(0)
-    logits, truth = rng.normal(size=(9, 4)) * 5, rng.integers(0, 2, (9, 4))
-    expected = F.binary_cross_entropy_with_logits(
-        torch.from_numpy(logits), torch.from_numpy(truth).double(), reduction="none"
-    ).mean(1)
-    np.testing.assert_allclose(row_losses(logits, truth), expected.numpy(), rtol=1e-12)
-    assert (predictions(logits, True) == (probabilities(logits, True) >= 0.5)).all()
-
-
-def test_extreme_logits_are_finite() -> None:
-    logits = np.array([[1e4, -1e4], [0.0, 0.0]])
-    assert row_losses(logits, np.array([1, 0])).tolist() == [2e4, np.log(2)]
-    assert np.isfinite(probabilities(logits, False)).all()
+    logits = rng.normal(size=(9, 4)) * 5
+    logits[0] = [0.0, -1e-30, 1e4, -1e4]
+    several = probabilities(logits, True)
+    np.testing.assert_allclose(several, torch.from_numpy(logits).sigmoid().numpy(), rtol=1e-12)
+    assert (predictions(several, True)[1:] == (logits[1:] >= 0)).all()
+    assert predictions(several, True)[0].tolist() == [1, 1, 1, 0]
+    assert probabilities(np.array([[-40.0]]), True)[0, 0] == pytest.approx(np.exp(-40), rel=1e-12)
+    one = probabilities(logits, False)
+    np.testing.assert_allclose(one, torch.from_numpy(logits).softmax(1).numpy(), rtol=1e-12)
+    assert (predictions(one, False) == logits.argmax(1)).all()

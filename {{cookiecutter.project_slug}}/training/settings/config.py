@@ -109,8 +109,8 @@ class TrainConfig:
     # -- evaluation
     evals_per_epoch: int = unshown(1, "raise it when an epoch takes hours; 0: only at the end",
         at_least=0, group="evaluation")
-    metric: str = unshown("accuracy", "chooses the best checkpoint; macro_f1 for uneven classes",
-        "accuracy", "macro_f1", "weighted_f1", "micro_f1", "loss")
+    metric: str = unshown("accuracy", "chooses the best checkpoint: loss, or one of metrics.py; "
+        "macro_f1 for uneven classes")
     early_stopping_patience: int = running(0, "stop after N evaluations without gain; 0: never",
         at_least=0, aliases=("patience",))
     max_bad_steps: int = running(20, "skipped steps (not finite) in a row to end after", at_least=1)

@@ -5,13 +5,14 @@ import re
 import sys
 import tomllib
 import typing
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from training.settings.config import AUTO, PROJECT, TrainConfig, resolve_path
 from training.settings.errors import UserError, did_you_mean
-from training.settings.setting import facts
+from training.settings.setting import check_metrics, facts
 
 FACTS = {f.name: facts(f) for f in fields(TrainConfig)}
 ALIASES = {alias: name for name, about in FACTS.items() for alias in about.aliases}
@@ -108,8 +109,11 @@ def _typed(path: Path, key: str, value: Any) -> Any:
     return value
 
 
-def load_config(argv: list[str]) -> TrainConfig:
-    """Defaults, then the settings file, then flags. Errors: UserError."""
+def load_config(argv: list[str], metrics: Mapping[str, Any] | None = None) -> TrainConfig:
+    """Defaults, then the settings file, then flags. Errors: UserError.
+
+    `metrics`: METRICS of metrics.py, which `--metric` must be one of; None: it is not checked.
+    """
     parser = build_parser()
     # --batch_size=8 is --batch-size=8
     argv = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
@@ -127,13 +131,17 @@ def load_config(argv: list[str]) -> TrainConfig:
     values = {k: v for k, v in values.items() if FACTS[k].replaced_by not in flags}
     config = TrainConfig(**(values | flags))
     config.check()
+    if metrics is not None:
+        check_metrics(metrics, config.metric)
     return config
 
 
-def parse_args(argv: list[str] | None = None) -> TrainConfig:
+def parse_args(
+    argv: list[str] | None = None, metrics: Mapping[str, Any] | None = None
+) -> TrainConfig:
     """`load_config`, with errors as one line on the screen and exit code 2."""
     try:
-        return load_config(sys.argv[1:] if argv is None else argv)
+        return load_config(sys.argv[1:] if argv is None else argv, metrics)
     except UserError as error:
         print(f"train.py: {error}  (--help lists every flag)", file=sys.stderr)
         sys.exit(2)

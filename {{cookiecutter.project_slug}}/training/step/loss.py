@@ -32,7 +32,7 @@ class ModelWithLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss_per_row, self.num_labels = model, loss_per_row, num_labels
-        self.label_smoothing = config.label_smoothing
+        self.config = config
         self.autocast = make_autocast(next(model.parameters()).device, config.precision)
         self.compile_counter = CompileCounter() if config.compile else None
         if self.compile_counter is not None:  # in place; evaluations call the model as it is
@@ -42,7 +42,7 @@ class ModelWithLoss(nn.Module):
         with self.autocast():
             logits = logits_of(self.model(**inputs))  # (batch, num_labels)
         check_logits(logits, len(labels), self.num_labels)
-        losses = self.loss_per_row(logits, labels, self.label_smoothing)  # (batch,)
+        losses = self.loss_per_row(logits, labels, self.config)  # (batch,)
         return weighted_sum(losses, weight).reshape(1)
 
 
@@ -51,11 +51,7 @@ def weighted_sum(losses: Tensor, weight: Tensor) -> Tensor:
 
     A sum that is not finite gets a gradient that is not finite either, so that every rank sees it.
     """
-    if losses.shape != weight.shape:
-        raise UserError(
-            f"model.py: loss_per_row must return one loss per row, of shape {tuple(weight.shape)}, "
-            f"not {tuple(losses.shape)}"
-        )
+    check_losses(losses, len(weight))
     total = (losses * weight.to(losses.dtype)).sum()
     return total * torch.where(total.detach().isfinite(), 1.0, math.nan)
 
@@ -79,12 +75,19 @@ def check_forward_arguments(model: nn.Module, inputs: dict[str, Tensor]) -> None
     unknown = [] if takes_all else [name for name in inputs if name not in takes]
     missing = [name for name in needed if name not in inputs]
     if unknown or missing:
-        problem = (
-            f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
-        )
+        verb, names = ("does not take", unknown) if unknown else ("needs", missing)
         raise UserError(
-            f"model.py: forward of {type(model).__name__} takes {', '.join(takes)}: it {problem}; "
-            f"a batch has {', '.join(inputs)}, and more if rows of data.py have inputs"
+            f"model.py: forward of {type(model).__name__} takes {', '.join(takes)}: it {verb} "
+            f"{', '.join(names)}; a batch has {', '.join(inputs)}, and the inputs of data.py's rows"
+        )
+
+
+def check_losses(losses: Any, rows: int) -> None:
+    """Errors: UserError unless loss_per_row gave one number for each row."""
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    if shape != (rows,):
+        raise UserError(
+            f"model.py: loss_per_row must return one loss per row, of shape ({rows},), not {shape}"
         )
 
 
@@ -100,12 +103,18 @@ def check_logits(logits: Tensor, rows: int, num_labels: int) -> None:
 # -- weights of rows -----------------------------------------------------------------------------
 
 
-def row_weight(config: TrainConfig, train: TokenStore) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from row numbers to the weights of their losses, (n,) -> (n,) float64."""
+def row_weight(
+    config: TrainConfig, train: TokenStore, store: TokenStore | None = None
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from row numbers to the weights of their losses, (n,) -> (n,) float64.
+
+    The rows are those of `store`, by default of `train`, whose labels are counted.
+    """
     if config.class_weights == "none":
         return lambda rows: np.ones(len(rows))
     weights = class_weights(config.class_weights, train.labels, train.label_counts())
-    return lambda rows: weights[train.label_ids(rows)]
+    measured = train if store is None else store
+    return lambda rows: weights[measured.label_ids(rows)]
 
 
 def class_weights(kind: str, labels: list[str], counts: np.ndarray) -> np.ndarray:

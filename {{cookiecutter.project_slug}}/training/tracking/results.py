@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import platform
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import transformers
 
 from training.distributed.ranks import gather, is_main
 from training.settings.errors import explain_disk_errors
-from training.step.evaluation import Evaluator, report
+from training.step.evaluation import Evaluation, Evaluator, confusion
 from training.tracking.throughput import peak_memory
 from training.tracking.tracker import Splits, Tracker
 
@@ -62,7 +63,8 @@ def _evaluate(tracker: Tracker, evaluator: Evaluator, splits: Splits, results: R
         if result is None:
             results["stopped"] = True
             return ""
-        results[name] = result.metrics
+        finite = {k: v if math.isfinite(v) else None for k, v in result.metrics.items()}
+        results[name] = finite  # JSON has no NaN
         results["timings"][f"{name}_seconds"] = time.perf_counter() - began
         if name == "test":
             tracker.evaluated(name, result)
@@ -72,11 +74,52 @@ def _evaluate(tracker: Tracker, evaluator: Evaluator, splits: Splits, results: R
     return text
 
 
+def report(result: Evaluation) -> str:
+    """Precision, recall, F1 and support of every class, averages over the classes that have rows,
+    every metric, and the confusion matrix, as text."""
+    from sklearn import metrics as sk
+
+    truth, predicted, names = result.truth, result.predicted(), result.labels
+    options: dict[str, Any] = {"labels": range(len(names)), "zero_division": 0}
+    *scores, support = sk.precision_recall_fscore_support(truth, predicted, **options)
+    total, width = int(support.sum()), max(*map(len, names), len("weighted avg"))
+    lines = [f"{'':>{width}}  {'precision':>9} {'recall':>9} {'f1-score':>9} {'support':>9}", ""]
+
+    def add(name: str, values: Any, rows: int) -> None:
+        cells = " ".join(f"{value:>9.3f}" for value in values)
+        lines.append(f"{name:>{width}}  {cells:>29} {rows:>9}")
+
+    for name, *values, rows in zip(names, *scores, support, strict=True):
+        add(name, values, rows)
+    lines.append("")
+    if truth.ndim == 2:
+        *micro, _ = sk.precision_recall_fscore_support(truth, predicted, average="micro", **options)
+        add("micro avg", micro, total)
+    else:
+        add("accuracy", [(truth == predicted).mean()], total)
+    has_rows = support > 0
+    add("macro avg", [(values @ has_rows) / max(1, has_rows.sum()) for values in scores], total)
+    add("weighted avg", [(values @ support) / max(1, total) for values in scores], total)
+    shown = [f"{name} {value:.4f}" for name, value in result.metrics.items() if name != "rows"]
+    text = "\n".join([*lines, "", "  ".join(shown)]) + "\n"
+    if truth.ndim == 2:
+        return text
+    matrix, name_width = confusion(result), max(map(len, names))
+    width = max(5, len(str(matrix.max())) + 1)
+    title = "confusion matrix: a row per true label, a column per predicted label, in this order"
+    text += f"\n{title}\n"
+    for name, counts in zip(names, matrix, strict=True):
+        cells = "".join(f"{count or '.':>{width}}" for count in counts)
+        text += f"{name:>{name_width}} {cells}\n"
+    return text
+
+
 def _write(tracker: Tracker, results: Results, text: str) -> None:
     run, final = tracker.run, dict[str, float]()
     for split in ("val", "test"):
         metrics = results.get(split, {})
-        final |= {f"final/{split}_{name}": v for name, v in metrics.items() if name != "rows"}
+        shown = {name: v for name, v in metrics.items() if name != "rows" and v is not None}
+        final |= {f"final/{split}_{name}": value for name, value in shown.items()}
     if final:
         tracker.hyperparameters(final)
     if text:

@@ -128,7 +128,8 @@ class Tracker:
         when = "so far" if best_step == step else f"was at step {best_step}"
         note = f"best {self.config.metric} {when}" if split == "val" else "best weights"
         self.record(step, split, metrics)
-        names = dict.fromkeys(["loss", "accuracy", "macro_f1", self.config.metric])
+        first = [name for name in metrics if name not in ("loss", "rows")][:2]
+        names = dict.fromkeys(["loss", *first, self.config.metric])
         shown = "  ".join(f"{name.replace('_f1', ' F1')} {metrics[name]:.4f}" for name in names)
         log.info(f"{split} at step {step}: {shown}  ({metrics['rows']} rows)  {note}")
         if self.writer is not None and len(result.labels) <= PLOTTED_LABELS:
