@@ -41,6 +41,7 @@ from training.launch.signals import StopRequest
 from training.settings.config import TrainConfig
 from training.step.auto_batch_size import fit_batch_size
 from training.step.batch_plan import build_plan
+from training.step.dropout import set_dropout
 from training.step.evaluation import Evaluator
 from training.step.loss import ModelWithLoss
 from training.step.optimizer import Schedule, build_optimizer, clip_gradients, step_if_finite
@@ -81,6 +82,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     model = build_model(built_from, tokenizer, train.labels).to(device)
     if config.precision == "fp64":
         model.double()
+    set_dropout(model, config.dropout)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     folder = ModelFolder(model, tokenizer, train.labels, config)

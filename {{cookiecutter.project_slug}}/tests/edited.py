@@ -46,8 +46,8 @@ def build_pooled(
     return Pooled(encoder, len(labels), use_mask)
 
 
-def build_pooled_without_mask(*arguments: Any) -> nn.Module:
-    return build_pooled(*arguments, use_mask=False)
+def build_pooled_without_mask(config: TrainConfig, tokenizer: Any, labels: list[str]) -> nn.Module:
+    return build_pooled(config, tokenizer, labels, use_mask=False)
 
 
 class LSTM(nn.Module):
