@@ -59,7 +59,7 @@ def _at(asked):
 _loss_per_row, _build_model = loss_per_row, build_model
 
 
-def loss_per_row(logits, labels, label_smoothing=0.0):
+def loss_per_row(logits, labels, config):
     if _now("error"):
         raise ValueError("boom on purpose")
     if _now("memory"):
@@ -73,7 +73,7 @@ def loss_per_row(logits, labels, label_smoothing=0.0):
             _time.sleep(0.1)
     if _now("loader"):
         _mp.active_children()[0].kill()
-    losses = _loss_per_row(logits, labels, label_smoothing)
+    losses = _loss_per_row(logits, labels, config)
     if _at("nan"):
         losses = losses + torch.nan
     if _fault()[0] == "slow":

@@ -23,8 +23,8 @@ ARROWS = {
     "checkpoint": LEAVES,
     "tracking": [*LEAVES, "dataset", "step", "checkpoint"],
     "launch": LEAVES,
-    # The user's files: settings, and what reads rows and trains a tokenizer.
-    "model.py": ["settings", "dataset"],
+    # The user's files: settings, what reads rows and trains a tokenizer, and pretrained.py.
+    "model.py": ["settings", "dataset", "checkpoint"],
     "data.py": ["settings", "dataset"],
     "metrics.py": ["settings", "dataset"],
 }

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 import data
 from model import build_model, build_tokenizer, loss_per_row, read_weights
 from training.checkpoint import run_folder
+from training.checkpoint.pretrained import enable_gradient_checkpointing
 from training.checkpoint.rng import seed_everything
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import Progress, TrainState
@@ -76,7 +77,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     if config.precision == "fp64":
         model.double()
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable_gradient_checkpointing(model)
     with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config)
     wrapped = wrap(model, with_loss, device, config)
     optimizer = build_optimizer(model, config)

@@ -204,7 +204,7 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
         seed_everything(config.seed)
         model = build_model(config, tokenizer, store.labels).double()
         labels = torch.from_numpy(store.label_ids(rows[part]).astype(np.int64))
-        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels)
+        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels, config)
         (losses * weight[part]).sum().backward()
         groups = build_optimizer(model, config).param_groups
         return [p.grad for group in groups for p in group["params"]]

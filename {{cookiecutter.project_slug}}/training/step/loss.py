@@ -30,7 +30,7 @@ class ModelWithLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss_per_row, self.num_labels = model, loss_per_row, num_labels
-        self.label_smoothing = config.label_smoothing
+        self.config = config
         self.autocast = make_autocast(next(model.parameters()).device, config.precision)
         self.compile_counter = CompileCounter() if config.compile else None
         if self.compile_counter is not None:  # in place; evaluations call the model as it is
@@ -40,7 +40,7 @@ class ModelWithLoss(nn.Module):
         with self.autocast():
             logits = self.model(**inputs).logits  # (batch, num_labels)
         check_logits(logits, len(labels), self.num_labels)
-        losses = self.loss_per_row(logits, labels, self.label_smoothing)  # (batch,)
+        losses = self.loss_per_row(logits, labels, self.config)  # (batch,)
         return weighted_sum(losses, weight).reshape(1)
 
 
