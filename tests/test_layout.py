@@ -23,8 +23,8 @@ ARROWS = {
     "checkpoint": LEAVES,
     "tracking": [*LEAVES, "dataset", "step", "checkpoint"],
     "launch": LEAVES,
-    # The user's files: settings, and what reads rows and trains a tokenizer.
-    "model.py": ["settings", "dataset"],
+    # The user's files: settings, what reads rows and trains a tokenizer, and pretrained.py.
+    "model.py": ["settings", "dataset", "checkpoint"],
     "data.py": ["settings", "dataset"],
     "metrics.py": ["settings", "dataset"],
 }
@@ -117,7 +117,7 @@ def test_it_stays_small() -> None:
     users = [file for file in users if file in FILES]
     assert lines(*users) <= 600
     assert lines(*users, *of_folder("settings"), *of_folder("step")) <= 1900
-    assert lines(*FILES) <= 6000
+    assert lines(*FILES) <= 8000  # with all that is planned
 
 
 def test_a_step_is_read_in_one_place() -> None:

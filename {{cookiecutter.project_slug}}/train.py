@@ -29,6 +29,7 @@ import data
 from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder
 from training.checkpoint.model_folder import ModelFolder
+from training.checkpoint.pretrained import enable_gradient_checkpointing
 from training.checkpoint.rng import seed_everything
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import Progress, TrainState
@@ -84,7 +85,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
         model.double()
     set_dropout(model, config.dropout)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable_gradient_checkpointing(model)
     folder = ModelFolder(model, tokenizer, train.labels, config)
     with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config)
     if source is None:

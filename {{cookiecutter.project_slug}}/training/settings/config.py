@@ -42,7 +42,7 @@ class TrainConfig:
     # -- model
     model: str = learning(FROM_SCRATCH, "Hugging Face name or folder; from-scratch: no download",
         path=True, may_be_name=True, aliases=("model_name_or_path",), group="model")
-    pretrained: bool = learning(True, "begin with the weights of --model, not with random ones")
+    pretrained: bool = learning(True, "begin with its weights; --no-pretrained: with random ones")
     max_length: int = setting(128, "most tokens of a text; raise it when many are cut", at_least=8)
     truncate: str = reading("head", "which part of a text is kept", "head", "tail", "head+tail")
     dropout: float | None = learning(None, "probability; raise it on overfitting [the model's own]",
@@ -189,7 +189,8 @@ class TrainConfig:
             if is_set and self.strategy not in strategies:
                 allowed = " or ".join(strategies)
                 raise UserError(f"{what} goes with strategy {allowed}, not with {self.strategy}")
-        if self.model == FROM_SCRATCH and (self.freeze_encoder or self.freeze_embeddings):
+        is_random = self.model == FROM_SCRATCH or not self.pretrained
+        if is_random and (self.freeze_encoder or self.freeze_embeddings):
             raise UserError("freeze_encoder and freeze_embeddings are for a pretrained model")
         if self.multi_label and (self.class_weights != "none" or self.label_smoothing):
             raise UserError("class_weights and label_smoothing do not go with multi_label")

@@ -1,0 +1,256 @@
+"""Pretrained Hugging Face models of any architecture: what model.py asks of them.
+
+A name stands for a model of the hub or a folder. Code that comes with a model is never run, and
+nothing is asked on standard input, unless `trust_remote_code` says so.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import HfApi
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.utils import find_adapter_config_file
+
+from training.settings.config import FROM_SCRATCH, TrainConfig
+from training.settings.errors import UserError
+
+log = logging.getLogger("training")
+NO_LIMIT = 10**9
+
+
+# -- configuration -------------------------------------------------------------------------------
+
+
+def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
+    """The configuration of `config.model`. Errors: UserError if it is not a model to train."""
+    name, remote = config.model, config.trust_remote_code
+    options: dict[str, Any] = {"local_files_only": True}
+    try:
+        try:
+            content, _ = PreTrainedConfig.get_config_dict(name, **options)
+        except OSError:
+            if not Path(name).is_dir():
+                HfApi().model_info(name, timeout=10)  # fails soon; a download would retry long
+                options = {}
+            if adapter := find_adapter_config_file(name, **options):
+                base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
+                raise UserError(f"{name} is a LoRA adapter of {base}; merge it first") from None
+            content, _ = PreTrainedConfig.get_config_dict(name, **options)
+        is_known = content.get("model_type") in transformers.CONFIG_MAPPING
+        _check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
+        if content.get("quantization_config"):
+            raise UserError(f"{name} has quantized weights; give the model that they were made of")
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=remote, **options)
+    except UserError:
+        raise
+    except Exception as error:  # of the file system, or any of the network client's kinds
+        raise UserError(
+            f"model {name!r} is neither a model folder nor a Hugging Face model that can be "
+            f"reached from here; check the name and the network ({_first_line(error)})"
+        ) from None
+
+
+def _check_trust(config: TrainConfig, is_needed: bool) -> None:
+    if is_needed and not config.trust_remote_code:
+        problem = f"{config.model} needs Python code that comes with it"
+        raise UserError(f"{problem}; read it, and give --trust-remote-code if you trust it")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def longest_input(config: TrainConfig) -> int:
+    """The most tokens that `config.model` has positions for; NO_LIMIT if any number will do."""
+    model_config = load_hf_config(config)
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 0
+    remote = config.trust_remote_code
+    with torch.device("meta"):  # no memory, no weights
+        model = transformers.AutoModel.from_config(model_config, trust_remote_code=remote)
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if "position" in name.rpartition(".")[2] and padding is not None and limit > 0:
+            # These count positions from behind the padding's.
+            limit = min(limit, module.weight.shape[0] - padding - 1)
+    return limit if limit > 0 else NO_LIMIT
+
+
+def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
+    """Set every dropout of the model, unless it is None. Each architecture has its own names.
+
+    Whole layers are never left out: ranks would leave out different ones.
+    """
+    for name, value in list(vars(model_config).items()):
+        if isinstance(value, PreTrainedConfig):  # composite models: a text model, encoder, decoder
+            set_dropout(value, dropout)
+        elif type(value) not in (int, float, type(None)):
+            continue  # a switch, such as ESM's token_dropout
+        elif "layerdrop" in name and value:
+            log.info("%s is 0 here, not %s: all layers are trained", name, value)
+            setattr(model_config, name, 0.0)
+        elif dropout is not None and ("dropout" in name or name.endswith("pdrop")):
+            setattr(model_config, name, dropout)
+
+
+# -- tokenizer -----------------------------------------------------------------------------------
+
+
+def load_hf_tokenizer(config: TrainConfig) -> Tokenizer:
+    """The tokenizer of `config.model`. Errors: UserError if it does not go with the model."""
+    name, text_config = config.model, load_hf_config(config).get_text_config()
+    remote = {"trust_remote_code": config.trust_remote_code}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **remote)
+    except Exception as error:  # tokenizers raises bare ones
+        _check_trust(config, "custom code" in str(error))
+        raise UserError(f"{name}: its tokenizer cannot be read ({_first_line(error)})") from None
+    limit = min(longest_input(config), tokenizer.model_max_length)
+    if config.max_length > limit:
+        too_long = f"max_length {config.max_length} is more than {name} can read"
+        raise UserError(f"{too_long}; give --max-length {limit} or less")
+    if (
+        len(tokenizer) < getattr(text_config, "vocab_size", 0) / 2
+    ):  # transformers makes an empty one
+        raise UserError(f"{name} has no tokenizer of its own; add its files")
+    if tokenizer.pad_token is None:  # decoders
+        if tokenizer.eos_token is None:
+            raise UserError(f"the tokenizer of {name} has no pad token; set tokenizer.pad_token")
+        tokenizer.pad_token = tokenizer.eos_token
+    if (getattr(text_config, "type_vocab_size", 0) or 0) < 2 or not _types_are_segments(tokenizer):
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        _set_and_save(tokenizer, model_input_names=names)
+    return tokenizer
+
+
+def save_preparation(tokenizer: Tokenizer, config: TrainConfig) -> Tokenizer:
+    """Save with the tokenizer how texts become rows here, for whoever loads the model later."""
+    tokenizer.model_max_length = config.max_length
+    _set_and_save(
+        tokenizer,
+        truncation_side="left" if config.truncate == "tail" else "right",
+        padding_side="right",
+        split_special_tokens=len(config.text_column) == 1,  # a "</s>" in a text is text
+    )
+    return tokenizer
+
+
+def _set_and_save(tokenizer: Tokenizer, **settings: Any) -> None:
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
+    tokenizer.init_kwargs.update(settings)  # what save_pretrained writes
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+def load_classifier(
+    config: TrainConfig, model_config: PreTrainedConfig, tokenizer: Tokenizer, labels: list[str]
+) -> PreTrainedModel:
+    """The sequence classifier of `model_config` for `labels`, in fp32, with the weights of
+    `config.model`. Its head is new if that was trained for other labels. The names of all new
+    weights are in `model.config.new_weights`. Errors: UserError if there is no such classifier."""
+    name, trained_for = config.model, list(model_config.id2label.values())
+    _check_classifier(config, model_config)
+    for part in {id(c): c for c in (model_config, model_config.get_text_config())}.values():
+        part.id2label = dict(enumerate(labels))
+        part.label2id = {label: i for i, label in enumerate(labels)}
+        part.pad_token_id = tokenizer.pad_token_id
+        kind = "multi" if config.multi_label else "single"
+        part.problem_type = f"{kind}_label_classification"
+    options = {"dtype": torch.float32, "trust_remote_code": config.trust_remote_code}
+    if name == FROM_SCRATCH or not config.pretrained:
+        return transformers.AutoModelForSequenceClassification.from_config(model_config, **options)
+    try:
+        model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+            name,
+            config=model_config,
+            ignore_mismatched_sizes=True,  # another number of labels
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{name}: its weights cannot be read ({_first_line(error)})") from None
+    new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    in_base = {id(p) for p in model.base_model.parameters()}
+    head = {key: p for key, p in model.named_parameters() if id(p) not in in_base}
+    if all(key in new for key, p in model.named_parameters() if id(p) in in_base):
+        kind = type(model).__name__
+        raise UserError(f"{name} has no weights of a {kind}, as its config.json says; check both")
+    if trained_for != labels and not info["missing_keys"] & head.keys():  # it had a trained head
+        _initialize(model, head)
+        new |= head.keys()
+    shown = sorted({key.rpartition(".")[0] for key in new})
+    log.info(
+        "new weights, to be trained: %s", ", ".join(shown) or "none, the head has these labels"
+    )
+    model.config.new_weights = sorted(new)
+    return model
+
+
+def _check_classifier(config: TrainConfig, model_config: PreTrainedConfig) -> None:
+    if type(model_config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        own_classes = getattr(model_config, "auto_map", None) or {}
+        if "AutoModelForSequenceClassification" not in own_classes:
+            kind = f"{config.model} is a {model_config.model_type!r}"
+            raise UserError(f"{kind}, which has no sequence classifier; choose another model")
+        _check_trust(config, is_needed=True)
+
+
+def _initialize(model: PreTrainedModel, head: dict[str, nn.Parameter]) -> None:
+    """Give these parameters, all of the modules outside the base model, new random values."""
+    in_base = set(model.base_model.modules())
+    for marked in (*head.values(), *(m for m in model.modules() if m not in in_base)):
+        marked._is_hf_initialized = False  # transformers leaves what has this mark as it is
+    model.initialize_weights()
+
+
+# -- switches ------------------------------------------------------------------------------------
+
+
+def freeze(model: nn.Module, config: TrainConfig) -> None:
+    """--freeze-encoder and --freeze-embeddings for the Hugging Face models in `model`, or itself.
+
+    New weights stay trainable: a pooler that the pretrained model did not have, for one.
+    """
+    if config.freeze_encoder:
+        for part in hf_models(model, "--freeze-encoder"):
+            new = {part.get_parameter(key) for key in getattr(part.config, "new_weights", ())}
+            for parameter in part.base_model.parameters():
+                parameter.requires_grad_(parameter in new)
+    if config.freeze_embeddings:
+        for part in hf_models(model, "--freeze-embeddings"):
+            part.get_input_embeddings().requires_grad_(False)
+
+
+def enable_gradient_checkpointing(model: nn.Module) -> None:
+    """For the Hugging Face models in `model`, or itself. Errors: UserError if one cannot do it."""
+    for part in hf_models(model, "--gradient-checkpointing"):
+        if not part.supports_gradient_checkpointing:
+            raise UserError(f"{type(part).__name__} does not support --gradient-checkpointing")
+        # The first is the name from transformers 6 on; before 5.24 there is only the second.
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        enable: Callable = next(getattr(part, name) for name in names if hasattr(part, name))
+        part.config.get_text_config().use_cache = False  # of decoders: it does not go with this
+        enable({"use_reentrant": False})
+
+
+def hf_models(model: nn.Module, flag: str) -> list[PreTrainedModel]:
+    """The outermost Hugging Face models in `model`. Errors: UserError if there is none."""
+    if not (found := _outermost(model)):
+        kind = type(model).__name__
+        raise UserError(f"{flag} is for Hugging Face models; {kind} of model.py holds none")
+    return found
+
+
+def _outermost(module: nn.Module) -> list[PreTrainedModel]:
+    if isinstance(module, PreTrainedModel):
+        return [module]
+    return [model for child in module.children() for model in _outermost(child)]
