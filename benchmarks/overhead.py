@@ -16,8 +16,6 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
@@ -54,7 +52,7 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     import torch
     from training.checkpoint.model_folder import ModelFolder
     from training.checkpoint.saver import Saver
-    from training.checkpoint.state import Progress
+    from training.checkpoint.state import TrainState
     from training.step.optimizer import build_optimizer
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -65,9 +63,9 @@ def save_times(config: TrainConfig, rounds: int) -> list[tuple[float, float, flo
     optimizer.step()
     run = Path(config.runs_dir)
     (run / "checkpoints").mkdir(parents=True)
-    state: Any = SimpleNamespace(progress=Progress())
     tokenizer, labels = AutoTokenizer.from_pretrained(config.model), ["a", "b"]
-    saver = Saver(run, ModelFolder(model, tokenizer, labels, config), state, keep=1)
+    folder = ModelFolder(model, tokenizer, labels, replace(config, keep_checkpoints=1))
+    saver = Saver(run, TrainState(folder))
     found = []
     for step in range(1, rounds + 2):
         began = time.perf_counter()

@@ -19,7 +19,6 @@ if __name__ == "__main__":
     gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
 
 import logging
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -32,10 +31,8 @@ from training.checkpoint.model_folder import ModelFolder
 from training.checkpoint.pretrained import enable_gradient_checkpointing
 from training.checkpoint.rng import seed_everything
 from training.checkpoint.saver import Saver
-from training.checkpoint.state import Progress, TrainState
+from training.checkpoint.state import TrainState
 from training.dataset.build import open_dataset
-from training.distributed.full_state import load_weights
-from training.distributed.replicas import check_replicas
 from training.distributed.wrap import gradient_sync, wrap
 from training.launch import worker
 from training.launch.signals import StopRequest
@@ -102,19 +99,20 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
     # -- resume ----------------------------------------------------------------------------------
     seed_everything(config.seed + 1 + rank)  # other dropout on every rank
-    progress = Progress()
+    state = TrainState(folder)
+    progress = state.progress
     monitor = Monitor(tracker, progress, plan, with_loss, schedule, scaler)
-    settings = config.resume_settings() | {
+    state.parts |= {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    state.parts |= {"monitor": monitor}  # something new to keep is one more entry
+    state.settings |= {
         "global_batch_size": plan.sizes.global_batch_size,
         "total_steps": total_steps,
         **{f"{name} rows": store.identity() for name, store in splits.items() if name != "test"},
     }
-    parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler, "monitor": monitor}
-    state = TrainState(settings, model, progress, parts)
     if source is not None:
-        state.restore(source, folder.read, config.resume_anyway)
+        state.restore(source)
     run_folder.claim(run, source, progress)
-    saver = Saver(run, folder, state, config.keep_checkpoints)
+    saver = Saver(run, state)
     tracker.open(run, progress, plan, splits, total_steps)
 
     # -- training --------------------------------------------------------------------------------
@@ -138,9 +136,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
                 schedule.evaluated(score)
                 is_best = progress.evaluated(score)
                 tracker.evaluated("val", result)
-            check_every = config.check_replicas_every
-            if result is not None or (check_every and progress.step % check_every == 0):
-                check_replicas(model)
+            monitor.check_replicas(was_evaluated=result is not None)
             stopped_early = progress.should_stop_early(config.early_stopping_patience)
             is_last = stopped or stopped_early or progress.step >= total_steps
             if val is None and is_last and not stopped:
@@ -176,7 +172,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     saver.wait()
     if not stopped and saver.has_best():
         optimizer.state.clear()  # makes room for the best weights
-        load_weights(model, partial(folder.read, run / "best"))
+        folder.load(run / "best")
     finish(tracker, evaluator, splits, stopped)
     stop.close()
     tracker.close()

@@ -19,7 +19,7 @@ from ranks import RankError, Ranks
 from training.checkpoint import checkpoint
 from training.checkpoint.model_folder import ModelFolder
 from training.checkpoint.saver import Saver
-from training.checkpoint.state import Progress
+from training.checkpoint.state import TrainState
 from training.distributed import watchdog
 from training.launch import failure_report, worker
 from training.settings.config import TrainConfig
@@ -203,10 +203,9 @@ def test_background_save_is_of_its_moment(tmp_path: Path, tiny_model: Path) -> N
     # Not a loaded one: transformers saves that in another way.
     model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(tiny_model))
     (tmp_path / "checkpoints").mkdir()
-    state: Any = SimpleNamespace(progress=Progress())
     tokenizer, labels = AutoTokenizer.from_pretrained(tiny_model), ["a", "b"]
-    folder = ModelFolder(model, tokenizer, labels, TrainConfig(cache_dir=str(tmp_path)))
-    saver = Saver(tmp_path, folder, state, keep=2)
+    state: Any = TrainState(ModelFolder(model, tokenizer, labels, TrainConfig()))
+    saver = Saver(tmp_path, state)
     first = {k: v.clone() for k, v in model.state_dict().items()}
     moment = torch.ones(3)
     for step in (1, 2, 3):

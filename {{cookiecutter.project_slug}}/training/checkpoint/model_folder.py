@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from training.distributed.full_state import load_weights
 from training.distributed.ranks import on_main
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError, explain_disk_errors
@@ -86,6 +88,10 @@ class ModelFolder:
                 f"({'; '.join(found)}); undo the change, or start a new run with another --run-name"
             )
         return saved
+
+    def load(self, folder: Path) -> None:
+        """Give the model of every rank the weights of `folder`, which the main process reads."""
+        load_weights(self.model, partial(self.read, folder))
 
     def freeze_as_in(self, folder: Path) -> None:
         """Freeze what was frozen in the run that wrote `folder`. Call on every rank."""

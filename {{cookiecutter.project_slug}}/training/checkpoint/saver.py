@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from training.checkpoint import checkpoint
-from training.checkpoint.model_folder import ModelFolder, Weights
+from training.checkpoint.model_folder import Weights
 from training.checkpoint.state import TrainState
 from training.distributed import watchdog
 from training.distributed.full_state import full_weights
@@ -29,9 +29,7 @@ class Saver:
     """
 
     run: Path
-    model_folder: ModelFolder
     state: TrainState
-    keep: int  # checkpoints
     error: Exception | None = None  # of the write in the background
     _thread: threading.Thread | None = None
     _buffers: Weights = field(default_factory=dict)
@@ -44,7 +42,7 @@ class Saver:
         written at once. Errors: UserError if the one before could not be written."""
         step = self.state.progress.step
         watchdog.report("saving", step)
-        weights, state = full_weights(self.model_folder.model), self.state.state_dict()
+        weights, state = full_weights(self.state.model), self.state.state_dict()
         on_main(partial(self._save, step, weights, state, is_best, is_last))
         self.saved_step = step
 
@@ -84,7 +82,9 @@ class Saver:
             if is_best:
                 self._write_folder(self.run / "best", step, weights, None)
             self._write_folder(checkpoints / f"step-{step:08d}", step, weights, state)
-            for _, old in checkpoint.saved(checkpoints)[: -self.keep]:
+            for _, old in checkpoint.saved(checkpoints)[
+                : -self.state.folder.config.keep_checkpoints
+            ]:
                 shutil.rmtree(old, ignore_errors=True)
         except Exception as error:
             self.error = error
@@ -93,7 +93,7 @@ class Saver:
         """The model, and the rest of a checkpoint."""
 
         def write(folder: Path) -> None:
-            self.model_folder.write(folder, weights)
+            self.state.folder.write(folder, weights)
             if state is not None:
                 torch.save(state, folder / "state.pt")
 

@@ -2,19 +2,19 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from training.checkpoint import checkpoint
+from training.checkpoint.model_folder import ModelFolder
 from training.checkpoint.rng import RankRng
-from training.distributed.full_state import FullOptimizerState, load_weights
+from training.distributed.full_state import FullOptimizerState
 from training.distributed.ranks import on_main
 from training.settings.errors import UserError
 
@@ -68,27 +68,29 @@ class TrainState:
     `settings`: what a resumed run must have in common with the run that it continues.
     """
 
-    def __init__(
-        self, settings: dict[str, Any], model: nn.Module, progress: Progress, parts: dict[str, Any]
-    ) -> None:
-        self.settings, self.model, self.progress = settings, model, progress
-        rng = RankRng(next(model.parameters()).device)
-        self.parts: dict[str, Stateful] = {"progress": progress, "rng": rng}
-        for name, part in parts.items():
+    def __init__(self, folder: ModelFolder) -> None:
+        self.folder, self.model, self.progress = folder, folder.model, Progress()
+        self.settings = folder.config.resume_settings()
+        rng = RankRng(next(self.model.parameters()).device)
+        self.parts: dict[str, Any] = {"progress": self.progress, "rng": rng}
+
+    def _parts(self) -> Iterator[tuple[str, Stateful]]:
+        for name, part in self.parts.items():
             is_optimizer = isinstance(part, Optimizer)
-            self.parts[name] = FullOptimizerState(model, part) if is_optimizer else part
+            yield name, FullOptimizerState(self.model, part) if is_optimizer else part
 
     def state_dict(self) -> dict[str, Any]:
         """Call on every rank; complete on the main process."""
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        parts = {name: part.state_dict() for name, part in self._parts()}
         return {"settings": self.settings, **parts}
 
-    def restore(self, source: Path, read: Callable[[Path], Any], resume_anyway: bool) -> None:
-        """Bring weights (by `read`) and parts to where the checkpoint `source` was, on every rank.
+    def restore(self, source: Path) -> None:
+        """Bring weights and parts to where the checkpoint `source` was. Call on every rank.
 
-        Errors: UserError if the run would learn something else, unless `resume_anyway`.
+        Errors: UserError if the run would learn something else, unless --resume-anyway is given.
         """
         saved: dict[str, Any] = {}  # empty but on the main process
+        resume_anyway = self.folder.config.resume_anyway
         on_main(lambda: saved.update(checkpoint.load_state(source)))
         settings, names = on_main(lambda: (saved["settings"], list(saved)))
         check_same_run(settings, self.settings, resume_anyway)
@@ -98,8 +100,8 @@ class TrainState:
                 f"{source} was written without {', '.join(missing)}; resume with the code that "
                 "wrote it, or let these parts start from their initial state with --resume-anyway"
             )
-        load_weights(self.model, partial(read, source))  # before the random state
-        for name, part in self.parts.items():
+        self.folder.load(source)  # before the random state
+        for name, part in self._parts():
             if isinstance(part, FullOptimizerState) and name in names:
                 part.load_state_dict(saved.get(name, {}))  # large: it is sent tensor by tensor
             elif state := on_main(partial(saved.get, name)):  # empty for a scaler not in use

@@ -14,6 +14,7 @@ from training.checkpoint.state import Progress
 from training.dataset.token_store import Batch
 from training.distributed import watchdog
 from training.distributed.ranks import gather, reduce_tensor
+from training.distributed.replicas import check_replicas
 from training.distributed.wrap import num_replicas
 from training.step.batch_plan import BatchPlan
 from training.step.loss import ModelWithLoss
@@ -94,6 +95,12 @@ class Monitor:
             ends_step = batch.plan.ends_step
             yield batch
         self.last = batch.plan
+
+    def check_replicas(self, was_evaluated: bool) -> None:
+        """Compare the ranks' weights at evaluations and every --check-replicas-every steps."""
+        every = self.tracker.config.check_replicas_every
+        if was_evaluated or (every and self.progress.step % every == 0):
+            check_replicas(self.with_loss.model)
 
     def end_step(self, loss_sum: Tensor, grad_norm: Tensor, skipped: Tensor) -> None:
         """Count a step, and log every --log-every steps. Call on every rank, with this rank's
