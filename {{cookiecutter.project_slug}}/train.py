@@ -107,7 +107,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     state.settings |= {
         "global_batch_size": plan.sizes.global_batch_size,
         "total_steps": total_steps,
-        **{f"{name} rows": store.identity() for name, store in splits.items() if name != "test"},
+        **{f"{name}_rows": store.identity() for name, store in splits.items() if name != "test"},
     }
     if source is not None:
         state.restore(source)

@@ -73,10 +73,8 @@ class TokenStore(Dataset[Batch]):
 
     def identity(self) -> dict[str, str]:
         """What the rows are, whichever code and files they came from: for a run that resumes."""
-        return {
-            "name": f"{len(self):,} with {len(self.labels)} labels",
-            "content": self.meta["digest"],
-        }
+        name = f"{len(self):,} rows, {len(self.labels)} labels"
+        return {"name": name, "content": self.meta["digest"]}
 
     def stored(self, rows: Any) -> Any:
         """The numbers of `rows` in the files that were read, bad rows not counted."""
