@@ -28,7 +28,6 @@ import data
 from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder
 from training.checkpoint.model_folder import ModelFolder
-from training.checkpoint.pretrained import enable_gradient_checkpointing
 from training.checkpoint.rng import seed_everything
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import TrainState
@@ -39,10 +38,10 @@ from training.launch.signals import StopRequest
 from training.settings.config import TrainConfig
 from training.step.auto_batch_size import fit_batch_size
 from training.step.batch_plan import build_plan
-from training.step.dropout import set_dropout
 from training.step.evaluation import Evaluator
 from training.step.loss import ModelWithLoss
 from training.step.optimizer import Schedule, build_optimizer, clip_gradients, step_if_finite
+from training.step.prepare_model import prepare_model
 from training.step.start_check import check_model
 from training.tracking.monitor import Monitor
 from training.tracking.results import finish
@@ -77,12 +76,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
     # -- model -----------------------------------------------------------------------------------
     seed_everything(config.seed)  # the same first weights on every rank
-    model = build_model(built_from, tokenizer, train.labels).to(device)
-    if config.precision == "fp64":
-        model.double()
-    set_dropout(model, config.dropout)
-    if config.gradient_checkpointing:
-        enable_gradient_checkpointing(model)
+    model = prepare_model(build_model(built_from, tokenizer, train.labels), config, device)
     folder = ModelFolder(model, tokenizer, train.labels, config)
     with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config)
     if source is None:
@@ -103,7 +97,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     progress = state.progress
     monitor = Monitor(tracker, progress, plan, with_loss, schedule, scaler)
     state.parts |= {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
-    state.parts |= {"monitor": monitor}  # something new to keep is one more entry
+    state.parts["monitor"] = monitor  # what else a resumed run needs is one more entry
     state.settings |= {
         "global_batch_size": plan.sizes.global_batch_size,
         "total_steps": total_steps,

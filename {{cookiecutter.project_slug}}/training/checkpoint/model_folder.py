@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from training.distributed.full_state import load_weights
 from training.distributed.ranks import on_main
+from training.distributed.wrap import hugging_face_parts
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError, explain_disk_errors
 from training.settings.flags import read_settings
@@ -53,21 +53,15 @@ class ModelFolder:
 
     def write(self, folder: Path, weights: Weights) -> None:
         """Fill the existing `folder`. `weights`: all of the model's, as full tensors."""
-        hugging_face = next(
-            (m for m in self.model.modules() if isinstance(m, PreTrainedModel)), None
-        )
-        if hugging_face is not None:  # config.json, and the Python files of a model that has some
-            hugging_face.save_pretrained(folder, state_dict={}, save_original_format=False)
+        for part in hugging_face_parts(self.model)[:1]:  # config.json, and the model's own code
+            part.save_pretrained(folder, state_dict={}, save_original_format=False)
         kept = {name: t.contiguous() for name, t in weights.items() if name not in self.tied}
         save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
         self.tokenizer.save_pretrained(folder)
         frozen = [name for name, p in self.model.named_parameters() if not p.requires_grad]
         facts = json.dumps({"labels": self.labels, "frozen": frozen}, ensure_ascii=False, indent=1)
-        for name, text in (
-            (SETTINGS, self.config.to_toml()),
-            (FACTS, facts),
-            ("README.md", self.readme),
-        ):
+        texts = {SETTINGS: self.config.to_toml(), FACTS: facts, "README.md": self.readme}
+        for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
 
     def read(self, folder: Path) -> Weights:

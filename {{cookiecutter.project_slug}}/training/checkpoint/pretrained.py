@@ -6,7 +6,6 @@ nothing is asked on standard input, unless `trust_remote_code` says so.
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import find_adapter_config_file
 
+from training.distributed.wrap import hugging_face_parts
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
 
@@ -223,37 +223,10 @@ def freeze(model: nn.Module, config: TrainConfig) -> None:
 
     New weights stay trainable: a pooler that the pretrained model did not have, for one.
     """
-    if config.freeze_encoder:
-        for part in hf_models(model, "--freeze-encoder"):
+    for part in hugging_face_parts(model):
+        if config.freeze_encoder:
             new = {part.get_parameter(key) for key in getattr(part.config, "new_weights", ())}
             for parameter in part.base_model.parameters():
                 parameter.requires_grad_(parameter in new)
-    if config.freeze_embeddings:
-        for part in hf_models(model, "--freeze-embeddings"):
+        if config.freeze_embeddings:
             part.get_input_embeddings().requires_grad_(False)
-
-
-def enable_gradient_checkpointing(model: nn.Module) -> None:
-    """For the Hugging Face models in `model`, or itself. Errors: UserError if one cannot do it."""
-    for part in hf_models(model, "--gradient-checkpointing"):
-        if not part.supports_gradient_checkpointing:
-            raise UserError(f"{type(part).__name__} does not support --gradient-checkpointing")
-        # The first is the name from transformers 6 on; before 5.24 there is only the second.
-        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        enable: Callable = next(getattr(part, name) for name in names if hasattr(part, name))
-        part.config.get_text_config().use_cache = False  # of decoders: it does not go with this
-        enable({"use_reentrant": False})
-
-
-def hf_models(model: nn.Module, flag: str) -> list[PreTrainedModel]:
-    """The outermost Hugging Face models in `model`. Errors: UserError if there is none."""
-    if not (found := _outermost(model)):
-        kind = type(model).__name__
-        raise UserError(f"{flag} is for Hugging Face models; {kind} of model.py holds none")
-    return found
-
-
-def _outermost(module: nn.Module) -> list[PreTrainedModel]:
-    if isinstance(module, PreTrainedModel):
-        return [module]
-    return [model for child in module.children() for model in _outermost(child)]

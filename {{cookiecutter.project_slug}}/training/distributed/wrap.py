@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
+from transformers import PreTrainedModel
 
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
@@ -79,6 +80,13 @@ def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> Abst
     if isinstance(wrapped, DDP) and not ends_step:
         return wrapped.no_sync()
     return nullcontext()
+
+
+def hugging_face_parts(model: nn.Module) -> list[PreTrainedModel]:
+    """The outermost Hugging Face models in `model`, or itself if it is one."""
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [part for child in model.children() for part in hugging_face_parts(child)]
 
 
 def word_embeddings(model: nn.Module) -> nn.Parameter | None:
