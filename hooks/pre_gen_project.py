@@ -34,8 +34,8 @@ MODEL_NAME = json.loads(
 SLUG = re.compile(r"[a-z](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 # Names of the project's own parts, and of the packages that it needs or works with.
 TAKEN = """
-    benchmark benchmarks cache config data launch launch_multinode model predict runs sample test
-    tests tools train training
+    benchmark benchmarks cache config data launch launch_multinode metrics model predict runs sample
+    test tests tools train training
     accelerate cookiecutter datasets filelock huggingface_hub hypothesis matplotlib mypy numpy
     packaging pandas pip pyarrow pytest ruff safetensors scikit_learn scipy setuptools sklearn
     tensorboard tokenizers torch torchaudio torchrun torchvision tqdm transformers triton

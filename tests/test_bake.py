@@ -41,7 +41,7 @@ CONDITIONAL = {
 }
 # One file or more of each subject of the layout.
 LAYOUT = """
-    README.md config.toml model.py data.py train.py predict.py benchmark.py launch.sh
+    README.md config.toml model.py data.py metrics.py train.py predict.py benchmark.py launch.sh
     launch_multinode.sh
     pyproject.toml constraints.txt .gitignore .gitattributes sample/train.tsv sample/val.tsv
     sample/test.tsv training/settings/config.py training/distributed/ranks.py

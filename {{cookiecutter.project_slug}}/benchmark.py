@@ -19,6 +19,7 @@ from statistics import fmean, linear_regression
 from subprocess import PIPE, STDOUT
 from typing import Any
 
+from metrics import METRICS
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import PROJECT
 from training.settings.errors import UserError
@@ -184,7 +185,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--only", default="")
     own, flags = parser.parse_known_args()
-    config = parse_args(flags)
+    config = parse_args(flags, METRICS)
     import torch
 
     from training.launch.launcher import default_ranks

@@ -114,7 +114,7 @@ def test_averages_between_lines_of_the_log(ranks: Ranks, settings: Settings) -> 
 
 def test_trains_without_tensorboard(ranks: Ranks, settings: Settings) -> None:
     """A broken TensorBoard costs the curves, not the run."""
-    config = settings(max_steps=1)
+    config = settings(max_steps=1, metric="loss")
     code = (
         "import sys; sys.modules['torch.utils.tensorboard'] = None\n"
         "import os; sys.path.insert(0, os.getcwd())\n"
