@@ -208,7 +208,7 @@ def test_key(settings: Settings, module: Module, tmp_path: Path) -> None:
     about = [("tags", str, setting(str(tags), "a file", path=True)), ("level", int, 3)]
     new: Any = make_dataclass("New", about, bases=(TrainConfig,), frozen=True)
     config = new(**vars(settings()))
-    made = module("def rows(split, config):\n    import helper\n    return ()")
+    made = module("def rows(split, config):\n    return ()\ndef other():\n    import helper")
 
     def key(config: TrainConfig) -> str:
         return json.dumps(Source(made, config).key("train"))
