@@ -64,13 +64,13 @@ def settings(work: Path, *files: Path, **values: Any) -> Any:
 
 def rows_of(path: Path) -> list[tuple[str, str]]:
     """(text, label) of a file, as the project reads it."""
-    import data
-    from training.dataset.rows import ReadReport
+    from training.dataset.readers import read_files
+    from training.dataset.rows import ReadReport, good_rows
     from training.settings.config import TrainConfig
 
-    config = TrainConfig(train_file=(str(path),))
-    rows = data.rows("train", config, "\n", ReadReport())
-    return [(row.text, str(row.label)) for row in rows]
+    items = read_files([str(path)], "train", TrainConfig())
+    rows = good_rows(items, "error", ReadReport())
+    return [(str(row.text), str(row.label)) for row in rows]
 
 
 def short_texts(data: Path | None) -> Path:
@@ -103,6 +103,7 @@ def tokenize(options: argparse.Namespace) -> list[Line]:
     """From file to token store, against encode_batch on the same texts and threads."""
     import data
     from training.dataset.build import open_splits
+    from training.dataset.source import Source
 
     rng = random.Random(0)
     found = [text.split() for text, _ in rows_of(short_texts(options.data))]
@@ -127,7 +128,7 @@ def tokenize(options: argparse.Namespace) -> list[Line]:
 
     def build(path: Path) -> None:
         shutil.rmtree(options.work / "cache", ignore_errors=True)
-        open_splits(settings(options.work, path), data, ours)
+        open_splits(Source(data, settings(options.work, path)), ours)
 
     work: dict[str, Callable[[], None]] = {
         "encode_batch": lambda: encode("encode_batch"),
@@ -227,9 +228,10 @@ def open_rows(work: str, path: str, model: str) -> Any:
     import data
     from model import build_tokenizer
     from training.dataset.build import open_splits
+    from training.dataset.source import Source
 
     config = settings(Path(work), Path(path), model=model, val_fraction=0.01, max_length=64)
-    return open_splits(config, data, build_tokenizer(config, iter(())))["train"]
+    return open_splits(Source(data, config), build_tokenizer(config, iter(())))["train"]
 
 
 def build(work: str, path: str, model: str) -> dict[str, float]:
@@ -469,6 +471,7 @@ def loading(options: argparse.Namespace) -> list[Line]:
     import torch
     from torch.utils.data import DataLoader
     from training.dataset.build import open_splits
+    from training.dataset.source import Source
     from training.settings.batch_sizes import BatchSizes
     from training.step.batch_plan import BatchPlan
     from transformers import DataCollatorWithPadding
@@ -486,7 +489,7 @@ def loading(options: argparse.Namespace) -> list[Line]:
         listed = [{"input_ids": ids, "attention_mask": [1] * len(ids), "labels": names.index(label)}
                   for ids, (_, label) in zip(encoded["input_ids"], rows, strict=True)]  # fmt: skip
         config = settings(options.work, path, max_length=max_length)
-        store = open_splits(config, data, tokenizer)["train"]
+        store = open_splits(Source(data, config), tokenizer)["train"]
         loaders: dict[str, Any] = {
             "a list and DataCollatorWithPadding": DataLoader(
                 listed, 16, shuffle=True,  # type: ignore

@@ -11,12 +11,14 @@ DATA = ROOT.parent / "shared" / "data"
 READ = """
 import collections, json, sys
 from training.dataset.files import expand_files
-from training.dataset.readers import ReadOptions, ReadReport, read_rows
+from training.dataset.readers import FileRows, ReadOptions
+from training.dataset.rows import ReadReport, good_rows
 found = {}
 for pattern in ("*.tsv", "*.jsonl"):
     for path in expand_files([f"{sys.argv[1]}/{pattern}"]):
         report = ReadReport()
-        labels = {row.label for row in read_rows([path], ReadOptions(), report)}
+        rows = good_rows(FileRows([path], ReadOptions()), "error", report)
+        labels = {row.label for row in rows}
         found[path.name] = [report.rows, report.bad_row_count, len(report.notes), sorted(labels)]
 print(json.dumps(found))
 """

@@ -268,7 +268,9 @@ def test_jsonl_rows_that_cannot_be_used_are_named(write: Write) -> None:
     }.items():  # fmt: skip
         assert part in reasons[line], line
     message = error(path).split("\n")
-    assert message[0] == "17 of 19 rows are bad; fix them or pass --on-bad-rows skip:"
+    several = "1 have several labels, which need --multi-label"
+    skip = "fix them or pass --on-bad-rows skip:"
+    assert message[0] == f"17 of 19 rows are bad; {several}; {skip}"
     assert len(message) == 11
     assert message[1] == f"{path}:2 blank line: "
     assert message[3].startswith(f"{path}:4 broken JSON: Unterminated string")

@@ -65,6 +65,36 @@ def test_head_and_tail_keeps_both_ends(tokenizer: Any) -> None:
     assert tokenizer.decode(ids) == "[CLS] cat cat dog horse dog horse bread [SEP]"
 
 
+def test_special_tokens_in_a_text_are_text(tokenizer: Any) -> None:
+    """The words of a text never become the model's own marks, in no place of it."""
+    text = "old [SEP] new [CLS][PAD]"
+    encode = Encoder(AutoTokenizer.from_pretrained(tokenizer.name_or_path), 40)
+    [first], [pair] = encode([text]).ids, encode([text], [text]).ids
+    assert first == tokenizer([text], split_special_tokens=True)["input_ids"][0]
+    special = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
+    assert [first.count(i) for i in special] == [1, 1, 0]
+    assert [pair.count(i) for i in special] == [1, 2, 0]
+
+
+def test_columns_are_joined_by_the_separator(tokenizer: Any) -> None:
+    """Several text columns: the separator token's id, or a new line if the tokenizer has none."""
+    texts: list[Any] = [("cat", "[SEP] dog"), ("", "rain"), ("\u200b", "")]
+    encode = Encoder(AutoTokenizer.from_pretrained(tokenizer.name_or_path), 40)
+    encoded, plain = encode(texts), encode([part for text in texts for part in text])
+    inner = [ids[1:-1] for ids in plain.ids]
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    assert encoded.ids[0] == [cls, *inner[0], sep, *inner[1], sep]
+    assert encoded.ids[1] == [cls, sep, *inner[3], sep]
+    assert encoded.has_tokens == [True, True, False]
+    assert encode(["\u200b", "cat"], ["cat", "\u200b"]).has_tokens == [False, False]
+    without = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    without.sep_token = None
+    encode = Encoder(without, 40)
+    encode.separator = [7, 8]  # as if a new line were two tokens
+    assert encode(texts[:1]).ids[0] == [cls, *inner[0], 7, 8, *inner[1], sep]
+    assert Encoder(without, 40).separator == without("\n", add_special_tokens=False)["input_ids"]
+
+
 def test_longer_of_a_pair_is_cut_first(tokenizer: Any) -> None:
     encoded = Encoder(tokenizer, 12)(["cat dog", LONG], [LONG, "soup rice"])
     assert [len(ids) for ids in encoded.ids] == [12, 12]
@@ -209,6 +239,60 @@ def test_split_keeps_equal_texts_together(seed: int, monkeypatch: pytest.MonkeyP
         token_store, "ROWS_SORTED_AT_A_TIME", 100
     )  # in parts, so that memory is bounded
     assert (split_mask(texts, labels, 0.2, seed) == mask).all()
+
+
+def test_every_class_gives_its_share(settings: Settings, tmp_path: Path) -> None:
+    """A tenth of 200 classes of 3 rows is 60 rows, not of the first classes; no class is lost."""
+    rows = [(f"thing {i} of kind {i % 200}", f"c{i % 200:03d}") for i in range(600)]
+    path = write_tsv(tmp_path / "rare.tsv", rows)
+    chosen = []
+    for seed in (1, 2):
+        splits = splits_of(settings(train_file=(str(path),), val_file=(), seed=seed))
+        train, val = splits["train"].label_counts(), splits["val"].label_counts()
+        assert val.sum() == 60 and val.max() == 1 and train.min() == 2
+        assert 15 < val[:100].sum() < 45
+        chosen.append(val)
+    assert (chosen[0] != chosen[1]).any()
+
+
+def test_a_split_of_rare_label_sets(settings: Settings, tmp_path: Path) -> None:
+    """Several labels a row: the share holds for all rows, for each label, and for no label."""
+    rng = np.random.default_rng(3)
+    path = tmp_path / "rows.jsonl"
+    labels = [np.flatnonzero(rng.random(12) < p).tolist() for p in [0.3] * 1800 + [0.0] * 200]
+    lines = [json.dumps({"text": f"text {i}", "label": each}) for i, each in enumerate(labels)]
+    path.write_text("\n".join(lines), "utf-8")
+    config = settings(train_file=(str(path),), val_file=(), multi_label=True)
+    splits = splits_of(config)
+    assert len(splits["val"]) == 200
+    shares = splits["val"].label_counts() / np.bincount(np.concatenate(labels).astype(int))
+    assert shares.min() > 0.06 and shares.max() < 0.14
+    without = [(s.label_ids().sum(1) == 0).sum() for s in splits.values()]
+    assert without[1] / sum(without) == pytest.approx(0.1, abs=0.01)
+    assert splits["val"].label_ids().sum(1).mean() == pytest.approx(3.3, abs=0.3)
+
+
+def test_no_class_is_lost_to_validation(settings: Settings, tmp_path: Path) -> None:
+    """Where all rows of a label share one text, or it has a single row, it stays in train."""
+    rows = [("same", "a")] * 5 + [("same", "b"), ("other", "b"), ("alone", "c")]
+    rows += [(f"text {i}", "d") for i in range(20)]
+    path = write_tsv(tmp_path / "t.tsv", rows)
+    for seed in range(6):
+        config = settings(train_file=(str(path),), val_file=(), val_fraction=0.9, seed=seed)
+        train, val = splits_of(config).values()
+        assert (train.label_counts() > 0).all() and train.label_counts().sum() < 12
+        texts = set(train.values("folded")), set(val.values("folded"))
+        assert not texts[0] & texts[1]
+
+
+def test_repeated_texts_fill_the_share() -> None:
+    """A text of several rows is taken whole where its class lacks most, never beyond the share."""
+    hashes = np.repeat(np.arange(1, 101, dtype=np.uint64) * np.uint64(2**57 + 3), 4)
+    strata = np.repeat(np.arange(50), 8)  # two texts of four rows each
+    mask = split_mask(hashes, strata, 0.1, 0)
+    assert mask.sum() == 40 and np.bincount(strata[mask]).max() == 4
+    uneven = np.r_[np.repeat(hashes[:1], 397), hashes[4:7]]
+    assert split_mask(uneven, np.zeros(400, int), 0.1, 0).sum() in (0, 3)
 
 
 def test_folding() -> None:

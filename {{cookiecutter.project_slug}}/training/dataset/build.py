@@ -20,7 +20,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from training.dataset.rows import BadRow, ReadReport, Row, text_hashes
-from training.dataset.source import Source
+from training.dataset.source import Source, describe_kind
 from training.dataset.token_store import ARRAYS, Splits, TokenStore
 from training.dataset.tokenizer import Encoded, Encoder, chunks, parts_of, prepare_tokenizer
 from training.distributed.ranks import check_same_on_all_ranks
@@ -57,12 +57,12 @@ def open_splits(source: Source, tokenizer: Tokenizer) -> Splits:
         raise UserError("early stopping and the plateau schedule need val_file or val_fraction")
     if source.content("test"):
         splits["test"] = _open_split(source, tokenizer, "test", train.labels)
-    for name, store in splits.items():
-        kinds = [(s.meta["pairs"], s.meta["inputs"]) for s in (store, train)]
-        if kinds[0] != kinds[1]:
+    kinds = {k: [s.meta[x] for x in ("texts", "pairs", "inputs")] for k, s in splits.items()}
+    for name, kind in kinds.items():
+        if kind != kinds["train"]:
+            train_kind = describe_kind(kinds["train"])
             raise UserError(
-                f"data.py: whether rows are pairs, and their inputs, are {kinds[0]} in {name}, but "
-                f"{kinds[1]} in train"
+                f"data.py: {name} rows have {describe_kind(kind)}; train rows have {train_kind}"
             )
     return splits
 
@@ -107,7 +107,7 @@ class StoreWriter:
     def __init__(self, folder: Path, multi_label: bool, vocabulary: int, labels: list[str]):
         self.folder, self.multi_label, self.known_labels = folder, multi_label, labels
         self.report = ReadReport(on_bad_row=self._bad_row)
-        self.pairs = False
+        self.texts, self.pairs = 0, False  # text columns, 0 if a text is not a tuple; two texts
         self.label_ids = {name: i for i, name in enumerate(labels)}  # new names get the next ones
         self.first_seen: dict[str, str] = {}  # file and line of each new name
         self.label_rows: Counter[str] = Counter()
@@ -138,6 +138,7 @@ class StoreWriter:
             rows, encoded = self._with_tokens(rows, encoded)
         if not rows:
             return
+        self.texts = len(rows[0].text) if isinstance(rows[0].text, tuple) else 0
         self.pairs = rows[0].pair is not None
         lengths = np.fromiter(map(len, encoded.ids), np.int64, len(rows))
         ids = np.fromiter(chain.from_iterable(encoded.ids), self.types["ids"], lengths.sum())
@@ -174,7 +175,7 @@ class StoreWriter:
         """The rows of which the tokenizer left something; the others are bad rows."""
         for row, has_tokens in zip(rows, encoded.has_tokens, strict=True):
             if not has_tokens:
-                content = " | ".join([*parts_of(row.text), row.pair or ""])
+                content = " | ".join([*parts_of(row.text), *filter(None, [row.pair])])
                 self.report.rows -= 1
                 self.report.add(BadRow(row.file, row.line, "no tokens in the text", content))
         kept = encoded.has_tokens
@@ -205,7 +206,8 @@ class StoreWriter:
         meta = {
             "rows": self.rows, "lines": report.lines or self.rows, "inputs": self.input_sizes,
             "largest_id": self.largest_id, "digest": self._digest(labels),
-            "labels": labels, "multi_label": self.multi_label, "pairs": self.pairs,
+            "labels": labels, "multi_label": self.multi_label,
+            "texts": self.texts, "pairs": self.pairs,
             "ids": self.types["ids"], "bad_rows": report.bad_row_count, "notes": report.notes,
         }  # fmt: skip
         text = json.dumps(meta, ensure_ascii=False, indent=1)

@@ -6,6 +6,7 @@ import glob
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +69,13 @@ def open_lines(path: Path, encoding: str) -> Iterator[Iterator[str]]:
     except (OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: broken or unreadable: {reason}") from None
+
+
+def check_first_line(path: Path, line: int, text: str) -> None:
+    """Errors: UserError for the first line of a table that only Excel understands."""
+    if match := re.fullmatch("sep=(.)", text, re.IGNORECASE):
+        advice = f"remove it, and give --delimiter {match[1]!r}"
+        raise UserError(f"{path}:{line}: {text!r} is a line for Excel: {advice}")
 
 
 def _codec(encoding: str) -> str:

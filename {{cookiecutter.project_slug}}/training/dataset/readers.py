@@ -8,7 +8,6 @@ list) makes a bad row, and so does an empty text or label, or a blank line befor
 import csv
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +17,7 @@ from training.dataset.arrow import HubSplit, Values, arrow_values, hub_split
 from training.dataset.files import (
     ARROW_SUFFIXES,
     JSON_SUFFIXES,
+    check_first_line,
     expand_files,
     format_of,
     open_lines,
@@ -175,7 +175,7 @@ def _table_values(path: Path, lines: Lines, options: ReadOptions) -> Values:
                     yield line, pick(fields)
                 elif fields and width < 0:  # the first row; blank lines before it do not count
                     width = len(fields)
-                    _check_first(path, line, delimiter.join(fields))
+                    check_first_line(path, line, delimiter.join(fields))
                     names = names or (fields if header else [str(i + 1) for i in range(width)])
                     pick = _picker(options.column_indices(path, names))
                     if not header:
@@ -200,13 +200,6 @@ def _table_values(path: Path, lines: Lines, options: ReadOptions) -> Values:
         where = f"lines {line:,} to {line + height - 1:,} are one row{hint}"
         note = f"{long_rows:,} rows have several lines; {where}"
     yield last, FileNote(str(path), last, note)
-
-
-def _check_first(path: Path, line: int, text: str) -> None:
-    """Errors: UserError for the first line of a table that only Excel understands."""
-    if match := re.fullmatch("sep=(.)", text, re.IGNORECASE):
-        advice = f"remove it, and give --delimiter {match[1]!r}"
-        raise UserError(f"{path}:{line}: {text!r} is a line for Excel: {advice}")
 
 
 def _suspicion(fields: list[str], delimiter: str, line: int, last: int) -> tuple[bool, int, int]:

@@ -42,14 +42,12 @@ class Source:
     def content(self, split: str) -> str:
         """A text that changes when the rows of the split do; "" if there are none."""
         if split not in self._contents:
-            given = self._given(split)
-            if hasattr(given, "fingerprint"):
+            find = partial(self._hash, split)
+            content = on_main(find) if dist.is_initialized() else find()
+            if content is None:  # on every rank: the files of machines may differ
+                given = self._given(split)
                 is_empty = next(iter(given), None) is None
                 content = "" if is_empty else f"fingerprint {given.fingerprint()}"
-            elif given is not None and dist.is_initialized():
-                content = on_main(partial(self._hash, split, given))
-            else:
-                content = self._hash(split, given or ())
             self._contents[split] = content
         return self._contents[split]
 
@@ -79,7 +77,7 @@ class Source:
             raise UserError(f"{problem}; {advice}")
 
     def _given(self, split: str) -> Any:
-        """What data.py returns: an iterable, or None."""
+        """The iterable that data.py returns."""
         rows, what = getattr(self.module, "rows", None), f"data.py: rows({split!r}, config)"
         if not callable(rows):
             raise UserError("data.py has no function rows(split, config)")
@@ -90,15 +88,17 @@ class Source:
         given = rows(split, self.config)
         if given is not None and not isinstance(given, Iterable):
             raise UserError(f"{what} returns {given!r:.100}; it must yield {ROW}")
-        return given
+        return () if given is None else given
 
     def _checked(self, split: str, given: Iterable[Any], report: ReadReport) -> Iterator[Row]:
         rows = good_rows(given, self.config.on_bad_rows, report)
         return checked(rows, f"data.py: rows({split!r}, config)", self.config.multi_label)
 
-    def _hash(self, split: str, given: Iterable[Any]) -> str:
-        """A hash of these rows; "" if there are none."""
-        digest, report = hashlib.sha256(), ReadReport()
+    def _hash(self, split: str) -> str | None:
+        """A hash of the split's rows; "" if there are none; None if they have a fingerprint."""
+        given, digest, report = self._given(split), hashlib.sha256(), ReadReport()
+        if hasattr(given, "fingerprint"):
+            return None
         for _ in _hashed(self._checked(split, given, report), digest):
             pass
         return digest.hexdigest() if report.rows else ""
@@ -127,7 +127,9 @@ def checked(rows: Iterable[Row], where: str, multi_label: bool) -> Iterator[Row]
             row, kind = _checked_row(row, multi_label)
             first = first or kind
             if kind != first:
-                raise ValueError(f"it has {_describe(kind)}; the first row has {_describe(first)}")
+                raise ValueError(
+                    f"it has {describe_kind(kind)}; the first row has {describe_kind(first)}"
+                )
         except ValueError as error:
             place = f" ({row.file}:{row.line})" if row.file else ""
             raise UserError(
@@ -180,7 +182,7 @@ def _numbers(name: Any, value: Any) -> np.ndarray:
     return array
 
 
-def _describe(kind: Any) -> str:
+def describe_kind(kind: Any) -> str:
     """The kind of a row in words."""
     number, is_pair, sizes = kind
     text = f"a tuple of {number} texts" if number else "a text"
