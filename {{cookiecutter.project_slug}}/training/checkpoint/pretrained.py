@@ -72,9 +72,11 @@ def longest_input(config: TrainConfig) -> int:
     """The most tokens that `config.model` has positions for; NO_LIMIT if any number will do."""
     model_config = load_hf_config(config)
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 0
-    remote = config.trust_remote_code
+    is_classifier = type(model_config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    kind = "AutoModelForSequenceClassification" if is_classifier else "AutoModel"
+    remote = {"trust_remote_code": config.trust_remote_code}
     with torch.device("meta"):  # no memory, no weights
-        model = transformers.AutoModel.from_config(model_config, trust_remote_code=remote)
+        model = getattr(transformers, kind).from_config(model_config, **remote)
     for name, module in model.named_modules():
         padding = getattr(module, "padding_idx", None)
         if "position" in name.rpartition(".")[2] and padding is not None and limit > 0:
@@ -96,7 +98,7 @@ def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
         elif "layerdrop" in name and value:
             log.info("%s is 0 here, not %s: all layers are trained", name, value)
             setattr(model_config, name, 0.0)
-        elif dropout is not None and ("dropout" in name or name.endswith("pdrop")):
+        elif dropout not in (None, value) and ("dropout" in name or name.endswith("pdrop")):
             setattr(model_config, name, dropout)
 
 
@@ -116,15 +118,14 @@ def load_hf_tokenizer(config: TrainConfig) -> Tokenizer:
     if config.max_length > limit:
         too_long = f"max_length {config.max_length} is more than {name} can read"
         raise UserError(f"{too_long}; give --max-length {limit} or less")
-    if (
-        len(tokenizer) < getattr(text_config, "vocab_size", 0) / 2
-    ):  # transformers makes an empty one
+    if len(tokenizer) < getattr(text_config, "vocab_size", 0) / 2:  # an empty one was made
         raise UserError(f"{name} has no tokenizer of its own; add its files")
     if tokenizer.pad_token is None:  # decoders
         if tokenizer.eos_token is None:
             raise UserError(f"the tokenizer of {name} has no pad token; set tokenizer.pad_token")
         tokenizer.pad_token = tokenizer.eos_token
-    if (getattr(text_config, "type_vocab_size", 0) or 0) < 2 or not _types_are_segments(tokenizer):
+    types = getattr(text_config, "type_vocab_size", 0) or 0
+    if types < 2 or any(tokenizer("a").get("token_type_ids", [])):  # Funnel's begin with a 2
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         _set_and_save(tokenizer, model_input_names=names)
     return tokenizer
@@ -139,6 +140,8 @@ def save_preparation(tokenizer: Tokenizer, config: TrainConfig) -> Tokenizer:
         padding_side="right",
         split_special_tokens=len(config.text_column) == 1,  # a "</s>" in a text is text
     )
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.encode_special_tokens = tokenizer.split_special_tokens
     return tokenizer
 
 
