@@ -43,8 +43,6 @@ class Family(NamedTuple):
     template: str = ""  # of a text $A, for the last two
     changes: dict[str, Any] = {}  # to SMALL  # noqa: RUF012
     padding_side: str = "right"
-    type: str = ""  # of the model, if it is not the family's name
-    needs: str = ""  # why it cannot pass everything
 
 
 ROBERTA = {"tokens": "bytes", "template": "<s> $A </s>"}
@@ -89,7 +87,7 @@ FAMILIES = {
     "olmo2": Family(**GPT),
     "smollm3": Family(**GPT),
     "bart": Family(**ROBERTA, changes={"encoder_layerdrop": 0.5}),
-    "mbart": Family(**T5),
+    "mbart": Family("unigram", "$A </s>"),
     "t5": Family(**T5),
     "mt5": Family(**T5),
     "umt5": Family(**T5),
@@ -103,6 +101,33 @@ FAMILIES = {
     "mobilebert": Family(),
     "roformer": Family(),
     "ernie": Family(),
+    "gemma3": Family(
+        **LLAMA,
+        changes={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 8,
+                "patch_size": 4,
+            },
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "qwen3_5": Family(
+        **GPT,
+        changes={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "depth": 1,
+                "num_heads": 2,
+                "out_hidden_size": 32,
+                "num_position_embeddings": 16,
+            },
+        },
+    ),
     "xlm": Family(**XLM_R),
     "flaubert": Family(**XLM_R),
     "ibert": Family(**ROBERTA, changes={"type_vocab_size": 1}),
@@ -110,11 +135,19 @@ FAMILIES = {
 }
 
 
+TEXT_CHANGES = {
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    },
+}  # fmt: skip
+
+
 def save_family(name: str, folder: Path, texts: Iterable[str]) -> Path:
     """Make `folder`, with a vocabulary for `texts`. The head is one for two other labels."""
     family = FAMILIES[name]
     tokenizer = train_tokenizer(family, list(texts))
-    config = tiny_config(family.type or name, family.changes, tokenizer)
+    config = tiny_config(name, family.changes, tokenizer)
     torch.manual_seed(0)  # the same in every session
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     model.save_pretrained(folder)
@@ -131,6 +164,9 @@ def tiny_config(kind: str, changes: dict[str, Any], tokenizer: PreTrainedTokeniz
         "decoder_start_token_id": tokenizer.eos_token_id,
     }  # fmt: skip
     sizes = {key: value for key, value in (SMALL | tokens).items() if key in known}
+    if "text_config" in known:  # of a model for texts and images
+        text = f"{kind}_text"
+        sizes["text_config"] = tiny_config(text, TEXT_CHANGES.get(text, {}), tokenizer).to_dict()
     return build(**sizes | changes)
 
 
