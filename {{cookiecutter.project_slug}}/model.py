@@ -15,10 +15,9 @@ from training.checkpoint.pretrained import (
     freeze,
     load_classifier,
     load_hf_config,
-    load_hf_tokenizer,
-    save_preparation,
     set_dropout,
 )
+from training.checkpoint.pretrained_tokenizer import load_hf_tokenizer, save_preparation
 from training.dataset.tokenizer import train_wordpiece
 from training.settings.config import FROM_SCRATCH, TrainConfig
 

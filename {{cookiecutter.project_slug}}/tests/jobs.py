@@ -31,13 +31,14 @@ from training.checkpoint import run_folder
 from training.checkpoint.rng import seed_everything
 from training.dataset.build import open_dataset
 from training.dataset.rows import Row
-from training.distributed import ranks, watchdog
+from training.distributed import ranks, watchdog, wrap
+from training.distributed.full_state import full_tensor
 from training.launch import signals
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
 from training.step.evaluation import Evaluator
-from training.step.loss import row_weight
+from training.step.loss import logits_of, row_weight
 from training.step.optimizer import build_optimizer
 from training.tracking.tracker import Tracker
 
@@ -398,6 +399,56 @@ def run_until_time_is_up(config: TrainConfig, seconds: float) -> None:
         run(replace(config, max_time="00:01"))
     finally:
         del os.environ["LAUNCHED_AT"]
+
+
+class StackedLists(torch.nn.Module):
+    """Layers in lists of lists, one of them twice, and an LSTM, whose weights it keeps flat."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        lists = [[torch.nn.Linear(8, 8) for _ in range(2)] for _ in range(2)]
+        self.embedding = torch.nn.Embedding(100, 8)
+        self.lists = torch.nn.ModuleList(map(torch.nn.ModuleList, lists))
+        self.again = torch.nn.ModuleList([lists[0][0]])
+        self.lstm = torch.nn.LSTM(8, 8, 2, batch_first=True) if kind == "lstm" else None
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(input_ids)
+        for layer in (*self.lists[0], *self.lists[1], *self.again):
+            hidden = layer(hidden).tanh()
+        return hidden if self.lstm is None else self.lstm(hidden)[0]
+
+
+def sharded_difference(kind: str) -> tuple[float, bool]:
+    """The largest difference of logits and gradients from those of the unsharded model, and whether
+    all parameters are sharded. `kind` is a family of families.py, "lstm" or "lists"."""
+    from families import FAMILIES, tiny_config, train_tokenizer
+    from torch.distributed.tensor import DTensor
+    from transformers import AutoModelForSequenceClassification
+
+    device, _ = ranks.setup(TIMEOUT)
+    ids = torch.arange(5, 45).reshape(4, 10)
+    torch.manual_seed(1)
+    if kind in FAMILIES:
+        family = FAMILIES[kind]
+        config = tiny_config(kind, family.changes, train_tokenizer(family, ["a cat"] * 9))
+        config.update({"vocab_size": 100})
+        ids[:, -1] = config.eos_token_id or 2
+        model = AutoModelForSequenceClassification.from_config(config)
+    else:
+        model = StackedLists(kind)
+    model.double().eval()
+    values: list[list[torch.Tensor]] = []
+    for _ in range(2):
+        logits = logits_of(model(input_ids=ids, attention_mask=torch.ones_like(ids)))
+        logits.square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        values.append([logits.detach(), *(full_tensor(gradient) for gradient in gradients)])
+        if len(values) == 1:
+            model.zero_grad()
+            wrap.shard(model, device, None)
+    largest = max(float((a - b).abs().max()) for a, b in zip(*values, strict=True))
+    return largest, all(isinstance(p, DTensor) for p in model.parameters())
 
 
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:

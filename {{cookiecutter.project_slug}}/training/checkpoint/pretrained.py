@@ -45,7 +45,7 @@ def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
                 raise UserError(f"{name} is a LoRA adapter of {base}; merge it first") from None
             content, _ = PreTrainedConfig.get_config_dict(name, **options)
         is_known = content.get("model_type") in transformers.CONFIG_MAPPING
-        _check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
+        check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
         if content.get("quantization_config"):
             raise UserError(f"{name} has quantized weights; give the model that they were made of")
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=remote, **options)
@@ -54,17 +54,17 @@ def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
     except Exception as error:  # of the file system, or any of the network client's kinds
         raise UserError(
             f"model {name!r} is neither a model folder nor a Hugging Face model that can be "
-            f"reached from here; check the name and the network ({_first_line(error)})"
+            f"reached from here; check the name and the network ({first_line(error)})"
         ) from None
 
 
-def _check_trust(config: TrainConfig, is_needed: bool) -> None:
+def check_trust(config: TrainConfig, is_needed: bool) -> None:
     if is_needed and not config.trust_remote_code:
         problem = f"{config.model} needs Python code that comes with it"
         raise UserError(f"{problem}; read it, and give --trust-remote-code if you trust it")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -102,55 +102,6 @@ def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
             setattr(model_config, name, dropout)
 
 
-# -- tokenizer -----------------------------------------------------------------------------------
-
-
-def load_hf_tokenizer(config: TrainConfig) -> Tokenizer:
-    """The tokenizer of `config.model`. Errors: UserError if it does not go with the model."""
-    name, text_config = config.model, load_hf_config(config).get_text_config()
-    remote = {"trust_remote_code": config.trust_remote_code}
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **remote)
-    except Exception as error:  # tokenizers raises bare ones
-        _check_trust(config, "custom code" in str(error))
-        raise UserError(f"{name}: its tokenizer cannot be read ({_first_line(error)})") from None
-    limit = min(longest_input(config), tokenizer.model_max_length)
-    if config.max_length > limit:
-        too_long = f"max_length {config.max_length} is more than {name} can read"
-        raise UserError(f"{too_long}; give --max-length {limit} or less")
-    if len(tokenizer) < getattr(text_config, "vocab_size", 0) / 2:  # an empty one was made
-        raise UserError(f"{name} has no tokenizer of its own; add its files")
-    if tokenizer.pad_token is None:  # decoders
-        if tokenizer.eos_token is None:
-            raise UserError(f"the tokenizer of {name} has no pad token; set tokenizer.pad_token")
-        tokenizer.pad_token = tokenizer.eos_token
-    types = getattr(text_config, "type_vocab_size", 0) or 0
-    if types < 2 or any(tokenizer("a").get("token_type_ids", [])):  # Funnel's begin with a 2
-        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
-        _set_and_save(tokenizer, model_input_names=names)
-    return tokenizer
-
-
-def save_preparation(tokenizer: Tokenizer, config: TrainConfig) -> Tokenizer:
-    """Save with the tokenizer how texts become rows here, for whoever loads the model later."""
-    tokenizer.model_max_length = config.max_length
-    _set_and_save(
-        tokenizer,
-        truncation_side="left" if config.truncate == "tail" else "right",
-        padding_side="right",
-        split_special_tokens=len(config.text_column) == 1,  # a "</s>" in a text is text
-    )
-    if tokenizer.is_fast:
-        tokenizer.backend_tokenizer.encode_special_tokens = tokenizer.split_special_tokens
-    return tokenizer
-
-
-def _set_and_save(tokenizer: Tokenizer, **settings: Any) -> None:
-    for name, value in settings.items():
-        setattr(tokenizer, name, value)
-    tokenizer.init_kwargs.update(settings)  # what save_pretrained writes
-
-
 # -- weights -------------------------------------------------------------------------------------
 
 
@@ -180,7 +131,7 @@ def load_classifier(
             **options,
         )
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{name}: its weights cannot be read ({_first_line(error)})") from None
+        raise UserError(f"{name}: its weights cannot be read ({first_line(error)})") from None
     new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
     in_base = {id(p) for p in model.base_model.parameters()}
     head = {key: p for key, p in model.named_parameters() if id(p) not in in_base}
@@ -204,7 +155,7 @@ def _check_classifier(config: TrainConfig, model_config: PreTrainedConfig) -> No
         if "AutoModelForSequenceClassification" not in own_classes:
             kind = f"{config.model} is a {model_config.model_type!r}"
             raise UserError(f"{kind}, which has no sequence classifier; choose another model")
-        _check_trust(config, is_needed=True)
+        check_trust(config, is_needed=True)
 
 
 def _initialize(model: PreTrainedModel, head: dict[str, nn.Parameter]) -> None:

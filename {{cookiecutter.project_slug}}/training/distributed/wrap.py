@@ -68,9 +68,12 @@ def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | No
         dist.broadcast(tensor.data, src=0)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
-    layers = [layer for m in model.modules() if isinstance(m, nn.ModuleList) for layer in m]
-    for module in (*layers, model):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    # Inner layers before those that hold them; a list has no forward of its own to shard around.
+    layers = [layer for inner_first in reversed(lists) for layer in inner_first]
+    for module in dict.fromkeys((*layers, model)):  # a layer may stand in several lists
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> AbstractContextManager:
