@@ -125,7 +125,6 @@ def test_one_macro_f1_everywhere(ranks: Ranks, settings: Settings, tmp_path: Pat
     assert re.search(r"weather +0\.000 +0\.000 +0\.000 +0\n", report)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    assert {f"val/{name}" for name in METRICS} <= set(events.Tags()["scalars"])
     assert events.Scalars("val/macro_f1")[0].value == pytest.approx(1 / 3)
 
 
