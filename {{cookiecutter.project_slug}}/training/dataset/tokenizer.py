@@ -145,12 +145,12 @@ class Encoder:
 
     def _joined_ids(self, texts: Sequence[str | tuple[str, ...]]) -> list[list[int]]:
         """The token ids of texts, or of several text columns; none if no column has any."""
-        parts = self._token_ids(list(chain.from_iterable(map(parts_of, texts))))
-        if len(parts) == len(texts):
-            return parts
-        joined, ids_of_parts = [], iter(parts)
+        single = [text for text in texts if isinstance(text, str)]
+        if len(single) == len(texts):  # the usual case
+            return self._token_ids(single)
+        joined, parts = [], iter(self._token_ids(list(chain.from_iterable(map(parts_of, texts)))))
         for text in texts:
-            columns = [next(ids_of_parts) for _ in parts_of(text)]
+            columns = [next(parts) for _ in parts_of(text)]
             ids = list(chain.from_iterable([*self.separator, *column] for column in columns))
             joined.append(ids[len(self.separator) :] if any(columns) else [])
         return joined
