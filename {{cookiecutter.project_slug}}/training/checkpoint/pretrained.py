@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import HfApi
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -99,7 +100,10 @@ def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
             log.info("%s is 0 here, not %s: all layers are trained", name, value)
             setattr(model_config, name, 0.0)
         elif dropout not in (None, value) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(model_config, name, dropout)
+            try:
+                setattr(model_config, name, dropout)
+            except StrictDataclassFieldValidationError:  # MPT declares a whole number
+                raise UserError(f"dropout {dropout}: this model's {name} must be {value}") from None
 
 
 # -- weights -------------------------------------------------------------------------------------
