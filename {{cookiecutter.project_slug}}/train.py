@@ -80,7 +80,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
     folder = ModelFolder(model, tokenizer, train.labels, config)
     with_loss = ModelWithLoss(model, loss_per_row, len(train.labels), config)
     if source is None:
-        few_rows = check_model(with_loss, train, config)  # what cannot work fails now
+        few_rows = check_model(with_loss, splits, config)  # what cannot work fails now
         folder.check_round_trip(build_model, few_rows)
     else:
         folder.freeze_as_in(source)

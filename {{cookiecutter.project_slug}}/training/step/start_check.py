@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.dataset.token_store import TokenStore
+from training.dataset.token_store import Splits
 from training.distributed.ranks import on_main
 from training.distributed.wrap import HALF, word_embeddings
 from training.settings.config import TrainConfig
@@ -28,13 +28,13 @@ MORE_PADDING = 8  # tokens, where all rows are of the same length
 ROUNDING = 1e-3  # differences of logits, as a share of the largest, that padding may cause
 
 
-def check_model(with_loss: ModelWithLoss, train: TokenStore, config: TrainConfig) -> Inputs:
+def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -> Inputs:
     """Try the model on some training rows, from the shortest to the longest; return these rows.
 
     Parameters that the loss does not depend on are frozen. Call on every rank, before wrapping.
     Errors: UserError for what cannot work.
     """
-    model = with_loss.model
+    model, train = with_loss.model, splits["train"]
     order, device = train.by_length(), next(model.parameters()).device
     few = order[np.linspace(0, len(order) - 1, TRIED_ROWS).astype(int)]
     inputs = {name: tensor.to(device) for name, tensor in train.inputs(few).items()}
@@ -44,7 +44,7 @@ def check_model(with_loss: ModelWithLoss, train: TokenStore, config: TrainConfig
 
     def try_model() -> list[str]:
         with keep_buffers(model), embeddings_checked(model):
-            check_token_ids(model, inputs, train)
+            check_token_ids(model, splits)
             tried = {name: tensor[-rows:] for name, tensor in inputs.items()}
             unused = unused_parameters(with_loss, tried, labels[-rows:], config.precision)
             check_padding(model, inputs, train.pad_id, config.max_length)
@@ -60,10 +60,10 @@ def check_model(with_loss: ModelWithLoss, train: TokenStore, config: TrainConfig
     return inputs
 
 
-def check_token_ids(model: nn.Module, inputs: Inputs, train: TokenStore) -> None:
+def check_token_ids(model: nn.Module, splits: Splits) -> None:
     """Errors: UserError if a row has a token that the model has no embedding for."""
     table = word_embeddings(model)
-    largest = max(train.meta["largest_id"], train.pad_id)
+    largest = max(max(store.meta["largest_id"], store.pad_id) for store in splits.values())
     if table is not None and largest >= len(table):
         raise UserError(
             f"the rows have the token id {largest}, and the model has {len(table)} word embeddings "
