@@ -259,17 +259,21 @@ def test_a_split_of_rare_label_sets(settings: Settings, tmp_path: Path) -> None:
     """Several labels a row: the share holds for all rows, for each label, and for no label."""
     rng = np.random.default_rng(3)
     path = tmp_path / "rows.jsonl"
-    labels = [np.flatnonzero(rng.random(12) < p).tolist() for p in [0.3] * 1800 + [0.0] * 200]
+    present = np.r_[0.1, np.full(11, 0.3)]  # label 0 is the rarest
+    chances = [present] * 1800 + [0 * present] * 200
+    labels = [np.flatnonzero(rng.random(12) < p).tolist() for p in chances]
     lines = [json.dumps({"text": f"text {i}", "label": each}) for i, each in enumerate(labels)]
     path.write_text("\n".join(lines), "utf-8")
     config = settings(train_file=(str(path),), val_file=(), multi_label=True)
     splits = splits_of(config)
     assert len(splits["val"]) == 200
-    shares = splits["val"].label_counts() / np.bincount(np.concatenate(labels).astype(int))
+    counts = np.bincount(np.concatenate(labels).astype(int))
+    shares = splits["val"].label_counts() / counts
+    assert abs(splits["val"].label_counts()[0] - 0.1 * counts[0]) <= 1
     assert shares.min() > 0.06 and shares.max() < 0.14
     without = [(s.label_ids().sum(1) == 0).sum() for s in splits.values()]
     assert without[1] / sum(without) == pytest.approx(0.1, abs=0.01)
-    assert splits["val"].label_ids().sum(1).mean() == pytest.approx(3.3, abs=0.3)
+    assert splits["val"].label_ids().sum(1).mean() == pytest.approx(3.1, abs=0.3)
 
 
 def test_no_class_is_lost_to_validation(settings: Settings, tmp_path: Path) -> None:
