@@ -353,7 +353,7 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
         family = FAMILIES[kind]
         config = tiny_config(kind, family.changes, train_tokenizer(family, ["a cat"] * 9))
         config.update({"vocab_size": 100})
-        ids[:, -1] = config.eos_token_id or 2
+        ids[:, -1] = getattr(config, "eos_token_id", 2)  # of an encoder-decoder
         model = AutoModelForSequenceClassification.from_config(config)
     else:
         model = StackedLists(kind)
