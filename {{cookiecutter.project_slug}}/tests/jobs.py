@@ -330,11 +330,12 @@ class StackedLists(torch.nn.Module):
         self.embedding = torch.nn.Embedding(100, 8)
         self.lists = torch.nn.ModuleList(map(torch.nn.ModuleList, lists))
         self.again = torch.nn.ModuleList([lists[0][0]])
+        self.order = [*lists[0], *lists[1], lists[0][0]]
         self.lstm = torch.nn.LSTM(8, 8, 2, batch_first=True) if kind == "lstm" else None
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(input_ids)
-        for layer in (*self.lists[0], *self.lists[1], *self.again):
+        for layer in self.order:
             hidden = layer(hidden).tanh()
         return hidden if self.lstm is None else self.lstm(hidden)[0]
 

@@ -39,6 +39,10 @@ def load(folder: Path, labels: list[str] = LABELS, seed: int = 1, **changes: Any
     return model
 
 
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
+
+
 def trained(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if p.requires_grad}
 
@@ -210,10 +214,6 @@ def test_several_text_columns_are_separated(tmp_path: Path) -> None:
 
 
 # -- refusals ------------------------------------------------------------------------------------
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
 
 
 def break_it(folder: Path, kind: str) -> None:
