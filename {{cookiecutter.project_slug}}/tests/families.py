@@ -44,11 +44,15 @@ class Family(NamedTuple):
     padding_side: str = "right"
 
 
-ROBERTA = {"tokens": "bytes", "template": "<s> $A </s>"}
-XLM_R = {"tokens": "unigram", "template": "<s> $A </s>"}
-GPT = {"tokens": "bytes", "padding_side": "left"}
-LLAMA = {"tokens": "unigram", "template": "<s> $A", "padding_side": "left"}
-T5 = {"tokens": "unigram", "template": "$A </s>", "changes": {"decoder_start_token_id": 1}}
+ROBERTA: dict[str, Any] = {"tokens": "bytes", "template": "<s> $A </s>"}
+XLM_R: dict[str, Any] = {"tokens": "unigram", "template": "<s> $A </s>"}
+GPT: dict[str, Any] = {"tokens": "bytes", "padding_side": "left"}
+LLAMA: dict[str, Any] = {"tokens": "unigram", "template": "<s> $A", "padding_side": "left"}
+T5: dict[str, Any] = {
+    "tokens": "unigram",
+    "template": "$A </s>",
+    "changes": {"decoder_start_token_id": 1},
+}
 FAMILIES = {
     "bert": Family(),
     "roberta": Family(**ROBERTA, changes={"type_vocab_size": 1}),

@@ -411,11 +411,12 @@ class StackedLists(torch.nn.Module):
         self.embedding = torch.nn.Embedding(100, 8)
         self.lists = torch.nn.ModuleList(map(torch.nn.ModuleList, lists))
         self.again = torch.nn.ModuleList([lists[0][0]])
+        self.order = [*lists[0], *lists[1], lists[0][0]]
         self.lstm = torch.nn.LSTM(8, 8, 2, batch_first=True) if kind == "lstm" else None
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(input_ids)
-        for layer in (*self.lists[0], *self.lists[1], *self.again):
+        for layer in self.order:
             hidden = layer(hidden).tanh()
         return hidden if self.lstm is None else self.lstm(hidden)[0]
 
@@ -434,7 +435,7 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
         family = FAMILIES[kind]
         config = tiny_config(kind, family.changes, train_tokenizer(family, ["a cat"] * 9))
         config.update({"vocab_size": 100})
-        ids[:, -1] = config.eos_token_id or 2
+        ids[:, -1] = getattr(config, "eos_token_id", 2)  # of an encoder-decoder
         model = AutoModelForSequenceClassification.from_config(config)
     else:
         model = StackedLists(kind)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jobs
 import numpy as np
@@ -24,12 +25,24 @@ from ranks import PROJECT, RankError, Ranks
 from training.settings.config import TrainConfig
 
 Settings = Callable[..., TrainConfig]
-Checks = dict[str, Callable[[], None]]
+Checks = dict[str, Callable[[], Any]]
 QUICK = ("bert", "gpt2", "t5")
 TEXTS = ["cat dog horse", "rain [SEP] wind </s> again <pad>", "a very old fox " * 60, "猫", "zzz a"]
 COLUMNS = ("trains", "1×16 = 2×8", "resumes", "FSDP = DDP", "pipeline = predict.py")
 # What fails for a family, and why: the last words of its row in the table.
-KNOWN: dict[str, tuple[tuple[str, ...], str]] = {}
+PADDING = "its logits depend on the padding"
+UNUSED = "parts that classification does not use have to be frozen"
+KNOWN: dict[str, tuple[tuple[str, ...], str]] = {
+    "convbert": (COLUMNS, PADDING),
+    "fnet": (COLUMNS, f"{PADDING}: it has no attention mask"),
+    "nystromformer": (COLUMNS, PADDING),
+    "xlnet": (COLUMNS, f"it classifies by the last position, so {PADDING}"),
+    "big_bird": (COLUMNS, f"the pooler: {UNUSED}"),
+    "esm": (COLUMNS, f"the contact head: {UNUSED}"),
+    "gemma3": (COLUMNS, f"the vision model: {UNUSED}"),
+    "qwen3_5": (COLUMNS, f"the vision model: {UNUSED}"),
+    "squeezebert": (("FSDP = DDP",), "it calls its layers in a way that FSDP does not see"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +95,11 @@ def test_family(
         expected, found = last_weights(whole), last_weights(stopped)
         assert not [key for key in expected if not torch.equal(expected[key], found[key])]
 
-    def same_losses(world_size: int, **changes: object) -> None:
+    def same_losses(world_size: int, **changes: Any) -> None:
         other = replace(whole, run_name=str(world_size), **changes)
         ranks.run(world_size, jobs.run, other)
-        losses = [[line["loss"] for line in lines_of(config)] for config in (whole, other)]
-        np.testing.assert_allclose(*losses, rtol=1e-5)
+        expected, losses = ([x["loss"] for x in lines_of(config)] for config in (whole, other))
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
     def same_predictions() -> None:
         best = Path(whole.runs_dir) / "whole" / "best"
@@ -95,7 +108,7 @@ def test_family(
             np.testing.assert_allclose(predicted, pipeline(best, TEXTS, batch_size), atol=6e-5)
 
     checks: Checks = {
-        "trains": lambda: ranks.run(2, jobs.run, whole) and None,
+        "trains": lambda: ranks.run(2, jobs.run, whole),
         "1×16 = 2×8": lambda: same_losses(1, batch_size=16),
         "resumes": resumes,
         "FSDP = DDP": lambda: same_losses(2, strategy="fsdp"),

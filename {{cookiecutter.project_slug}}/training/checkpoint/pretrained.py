@@ -40,11 +40,11 @@ def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
         except OSError:
             if not Path(name).is_dir():
                 HfApi().model_info(name, timeout=10)  # fails soon; a download would retry long
-                options = {}
-            if adapter := find_adapter_config_file(name, **options):
-                base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
-                raise UserError(f"{name} is a LoRA adapter of {base}; merge it first") from None
-            content, _ = PreTrainedConfig.get_config_dict(name, **options)
+            content, options = {}, {}
+        if "model_type" not in content and (adapter := find_adapter_config_file(name, **options)):
+            base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
+            raise UserError(f"{name} is a LoRA adapter of {base}; merge it first")
+        content = content or PreTrainedConfig.get_config_dict(name, **options)[0]
         is_known = content.get("model_type") in transformers.CONFIG_MAPPING
         check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
         if content.get("quantization_config"):

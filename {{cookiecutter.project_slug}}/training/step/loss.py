@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from training.dataset.token_store import TokenStore
 from training.distributed.wrap import make_autocast
 from training.settings.config import TrainConfig
-from training.settings.errors import UserError
+from training.settings.errors import UserError, did_you_mean
 from training.step.compile import CompileCounter
 
 RowLoss = Callable[..., Tensor]
@@ -130,7 +130,13 @@ def class_weights(kind: str, labels: list[str], counts: np.ndarray) -> np.ndarra
             f"class_weights {kind!r} is not none, balanced or a readable JSON file: {error}"
         ) from None
     if not isinstance(given, dict) or set(given) != set(labels):
-        raise UserError(f"{kind} must give a weight for each of the labels {', '.join(labels)}")
+        names = set(given) if isinstance(given, dict) else set()
+        missing, unknown = sorted(set(labels) - names), sorted(names - set(labels))
+        others = [f"{name!r}{did_you_mean(name, missing)}" for name in unknown]
+        raise UserError(
+            f"{kind} must give a weight for each label, and for nothing else; missing: "
+            f"{', '.join(map(repr, missing)) or 'none'}; unknown: {', '.join(others) or 'none'}"
+        )
     weights = [given[label] for label in labels]
     if not all(type(w) in (int, float) and 0 < w < float("inf") for w in weights):
         raise UserError(f"{kind}: weights must be positive numbers, not {weights}")
