@@ -32,6 +32,7 @@ from training.checkpoint.rng import seed_everything
 from training.checkpoint.saver import Saver
 from training.checkpoint.state import TrainState
 from training.dataset.build import open_dataset
+from training.distributed.prepare_model import prepare_model
 from training.distributed.wrap import gradient_sync, wrap
 from training.launch import worker
 from training.launch.signals import StopRequest
@@ -41,7 +42,6 @@ from training.step.batch_plan import build_plan
 from training.step.evaluation import Evaluator
 from training.step.loss import ModelWithLoss
 from training.step.optimizer import Schedule, build_optimizer, clip_gradients, step_if_finite
-from training.step.prepare_model import prepare_model
 from training.step.start_check import check_model
 from training.tracking.monitor import Monitor
 from training.tracking.results import finish

@@ -17,8 +17,9 @@ from tokenizers import (
     processors,
     trainers,
 )
-from training.dataset.wordpiece import train_wordpiece
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from training.dataset.tokenizer import train_wordpiece
 
 # Given to a configuration as far as it has fields of these names.
 SMALL = dict.fromkeys(

@@ -12,8 +12,8 @@ from conftest import lines_of
 from ranks import Ranks
 from torch import nn
 
+from training.launch.worker import choose_kernels
 from training.settings.config import TrainConfig
-from training.step.compile import choose_kernels
 from training.tracking import throughput
 
 Settings = Callable[..., TrainConfig]

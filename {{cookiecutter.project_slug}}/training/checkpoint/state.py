@@ -134,8 +134,9 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], resume_anyway: bo
 def change_of(name: str, saved: Any, now: Any) -> str:
     """How a setting differs, or "". Of files the content counts, wherever they are."""
     old, new = (value if isinstance(value, dict) else {"name": value} for value in (saved, now))
-    if old["name"] != new["name"] and old.get("content", 0) != new.get("content", 1):
+    contents = old.get("content"), new.get("content")
+    if old["name"] != new["name"] and (contents[0] != contents[1] or contents[0] is None):
         return f"{name} was {old['name']!r}, now {new['name']!r}"
-    if old.get("content") != new.get("content") and "content" in new:  # else it is gone since
+    if contents[0] != contents[1] and None not in contents:  # None: it is gone since
         return f"{name} is {new['name']!r} as before, with another content"
     return ""

@@ -6,7 +6,6 @@ Whatever they depend on is in `Source.key`, of which the name of a token store i
 import hashlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +17,9 @@ import torch.distributed as dist
 from training.dataset.rows import ROW, ReadReport, Row, good_rows
 from training.distributed import watchdog
 from training.distributed.ranks import on_main
-from training.distributed.shared_folder import code_of, content_of
+from training.distributed.shared_folder import code_of
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
-from training.settings.setting import facts
 
 TENSORS = ("input_ids", "attention_mask", "token_type_ids", "labels")  # names that are taken
 HEARTBEAT_ROWS = 1000
@@ -55,10 +53,7 @@ class Source:
         """All that the split's rows depend on: content, code, and settings, paths by content."""
         code = code_of(Path(str(self.module.__file__)))
         code |= {f.name: f.read_text("utf-8") for f in sorted(Path(__file__).parent.glob("*.py"))}
-        paths = {f.name for f in fields(self.config) if facts(f).path}
-        settings = self.config.row_settings()
-        settings |= {name: content_of(settings[name]) for name in paths & settings.keys()}
-        return [split, self.content(split), code, settings]
+        return [split, self.content(split), code, self.config.row_settings()]
 
     def draw(self, split: str, report: ReadReport) -> Iterator[Row]:
         """The split's rows, which `report` counts. Errors: UserError for rows that cannot be used,

@@ -57,21 +57,6 @@ def content_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def content_of(value: Any) -> Any:
-    """What stands for a path in `content_key`: the content of its file or folder, if it exists."""
-    if isinstance(value, tuple):
-        return [content_of(path) for path in value]
-    if value is None or not (path := Path(value).expanduser()).exists():
-        return value
-    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
-    hashes = []
-    for each in files:
-        with each.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        hashes.append([str(each.relative_to(path)), digest])
-    return hashes
-
-
 def code_of(file: Path) -> dict[str, str]:
     """The code of a module and of all modules of its project that it imports, also inside functions
     and by a detour: {path: code}. The machinery in training/ is left out."""

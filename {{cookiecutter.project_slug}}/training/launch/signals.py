@@ -37,7 +37,6 @@ import torch
 import torch.distributed as dist
 
 from training.distributed.ranks import on_main
-from training.settings.config import seconds_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STARTED = time.time()
@@ -46,6 +45,12 @@ RANKS_AT_ONCE = 32  # with more, a reduction takes longer than a step: not every
 
 class StoppedEarly(BaseException):
     """Asked to stop before there was anything to save. Not an Exception: nothing handles it."""
+
+
+def seconds_of(max_time: str) -> int:
+    """Seconds in "HH:MM"."""
+    hours, minutes = max_time.split(":")
+    return int(hours) * 3600 + int(minutes) * 60
 
 
 class StopRequest:

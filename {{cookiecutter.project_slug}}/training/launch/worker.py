@@ -20,7 +20,6 @@ from training.distributed.ranks import has_terminal, reduce_tensor, setup
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
-from training.step.compile import choose_kernels
 
 CHECKPOINT_TIMEOUT_S = 10.0  # how long a failed rank waits for a checkpoint that is being written
 
@@ -60,6 +59,16 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def choose_kernels(config: TrainConfig) -> None:
+    """Call first. With `--deterministic`, PyTorch refuses operations without such a kernel."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    if config.precision == "tf32":  # only matrix products; sums and weights stay fp32
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
 def _report(error: Exception) -> int:

@@ -22,12 +22,6 @@ AUTO = 0  # what --batch-size auto becomes
 HUB = "hf://"  # begins the name of a Hugging Face data set, where a file could stand
 
 
-def seconds_of(max_time: str) -> int:
-    """Seconds in "HH:MM"."""
-    hours, minutes = max_time.split(":")
-    return int(hours) * 3600 + int(minutes) * 60
-
-
 # `setting` with what many have in common. `Facts` in setting.py lists what can be given. A plain
 # `setting` is the safe choice: for another value of it, rows are tokenized again.
 reading = partial(setting, hyperparameter=False)  # how files become rows
@@ -131,10 +125,13 @@ class TrainConfig:
     def resume_settings(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run that it continues.
 
-        One that names a file or folder is `{"name": ..., "content": ...}`: the content counts.
+        A path is `{"name": ..., "content": ...}`: where there is a content, it counts.
         """
-        shared = [item for item in self._items() if not item[1].resumable]
-        return {name: with_content(value) if about.path else value for name, about, value in shared}
+        return {
+            name: {"name": value, "content": content_of(value)} if about.path else value
+            for name, about, value in self._items()
+            if not about.resumable
+        }
 
     def from_folder(self, folder: Path | None) -> "TrainConfig":
         """The settings that build the model whose weights are in `folder`, a checkpoint or best/.
@@ -147,8 +144,9 @@ class TrainConfig:
         return replace(self, model=str(folder) if is_there else self.model, pretrained=False)
 
     def row_settings(self) -> dict[str, Any]:
-        """The settings that tokenized rows depend on."""
-        return {name: value for name, about, value in self._items() if about.affects_rows}
+        """The settings that tokenized rows depend on, with the content of paths."""
+        rows = [item for item in self._items() if item[1].affects_rows]
+        return {name: (value, content_of(value) if f.path else None) for name, f, value in rows}
 
     def hyperparameters(self) -> dict[str, bool | int | float | str]:
         """What TensorBoard shows of the settings: those that are set, several texts as one."""
@@ -196,16 +194,23 @@ class TrainConfig:
             raise UserError("class_weights and label_smoothing do not go with multi_label")
 
 
-def with_content(path: Any) -> Any:
-    """`path` with a hash of the file, or of the `config.json` of a model's folder; else itself."""
-    file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
-    if not file.is_file():
-        return path
-    content = file.read_bytes()
-    if file.suffix == ".json":
-        with suppress(ValueError):  # other spaces or another order are no other content
-            content = json.dumps(json.loads(content), sort_keys=True).encode()
-    return {"name": path, "content": hashlib.sha256(content).hexdigest()}
+def content_of(path: Any) -> Any:
+    """A hash of what is in a file or folder, of a model's folder only of `config.json`; None if
+    there is nothing. Of several paths a list."""
+    if isinstance(path, tuple):
+        return [content_of(one) for one in path]
+    if path is None or not (folder := Path(path).expanduser()).exists():
+        return None
+    model = folder / "config.json"
+    files = [model] if model.exists() else sorted(f for f in folder.rglob("*") if f.is_file())
+    digest = hashlib.sha256()
+    for file in files if folder.is_dir() else [folder]:
+        content = file.read_bytes()
+        if file.suffix == ".json":
+            with suppress(ValueError):  # other spaces or another order are no other content
+                content = json.dumps(json.loads(content), sort_keys=True).encode()
+        digest.update(file.name.encode() + hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def resolve_path(path: Any, about: Facts, folder: Path) -> Any:

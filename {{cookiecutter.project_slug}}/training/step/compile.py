@@ -1,4 +1,4 @@
-"""Faster or repeatable kernels: `--compile`, `--deterministic` and `--precision tf32`.
+"""`--compile`: batches of few shapes, and a count of what is compiled.
 
 PyTorch compiles again, for seconds, when a shape is not as it assumed. So with `--compile` all
 batches have the full number of rows (some may be fillers), and are padded to one of at most
@@ -6,28 +6,16 @@ NUM_LENGTHS lengths, which the training rows choose.
 """
 
 import logging
-import os
 from typing import Any
 
 import numpy as np
 import torch
 
 from training.dataset.token_store import ROWS_AT_A_TIME, TokenStore
-from training.settings.config import TrainConfig
 
 log = logging.getLogger("training")
 NUM_LENGTHS = 8  # as many as torch.compile keeps versions of the same code, by default
 FINEST = 512  # lengths are told apart this finely; a finer search takes long and saves nothing
-
-
-def choose_kernels(config: TrainConfig) -> None:
-    """Call first. With `--deterministic`, PyTorch refuses operations without such a kernel."""
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    if config.precision == "tf32":  # only matrix products; sums and weights stay fp32
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
 def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:

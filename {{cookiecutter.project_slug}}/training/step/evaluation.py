@@ -107,7 +107,7 @@ class Evaluator:
         dist.gather_object(own_logits, shares)
         logits = truth = None
         if shares is not None:
-            truth = _truth(store)
+            truth = store.label_ids().astype(np.int64)
             logits = np.empty((len(store), len(store.labels)), own_logits[0].dtype)
             for rank, share in enumerate(shares):
                 for rows, part in zip(batches[rank::world_size], share, strict=True):
@@ -148,7 +148,7 @@ class Evaluator:
 
     def _measure(self, store: TokenStore, logits: Any) -> dict[str, float]:
         """Loss, metrics and number of rows: (rows, num_labels) -> values. On the main process."""
-        truth = _truth(store)
+        truth = store.label_ids().astype(np.int64)
         values = {"loss": self._loss(store, logits, truth)}
         arrays = probabilities(logits, multi_label=truth.ndim == 2), truth
         for array in arrays:
@@ -220,15 +220,3 @@ def _describe_failure(name: str, error: Exception) -> str:
     where = "".join(f", line {frame.lineno} of {Path(frame.filename).name}" for frame in frames)
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return f"metrics.py: {name} must return one number (a float), but raised {reason:.200}{where}"
-
-
-def confusion(result: Evaluation) -> np.ndarray:
-    """Rows of true label i that were given label j: (num_labels, num_labels)."""
-    from sklearn import metrics as sk
-
-    return sk.confusion_matrix(result.truth, result.predicted(), labels=range(len(result.labels)))
-
-
-def _truth(store: TokenStore) -> np.ndarray:
-    """Label ids (rows,), or (rows, num_labels) of 0 and 1: int64."""
-    return store.label_ids().astype(np.int64)

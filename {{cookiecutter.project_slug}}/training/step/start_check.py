@@ -43,11 +43,16 @@ def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -
     rows = min(TRIED_ROWS, config.batch_size or TRIED_ROWS)  # that fit in memory with gradients
 
     def try_model() -> list[str]:
-        with keep_buffers(model), embeddings_checked(model):
+        before = [
+            buffer.clone() for buffer in model.buffers()
+        ]  # running statistics, as BatchNorm's
+        with embeddings_checked(model):
             check_token_ids(model, splits)
             tried = {name: tensor[-rows:] for name, tensor in inputs.items()}
             unused = unused_parameters(with_loss, tried, labels[-rows:], config.precision)
             check_padding(model, inputs, train.pad_id, config.max_length)
+        for buffer, old in zip(model.buffers(), before, strict=True):
+            buffer.copy_(old)
         return unused
 
     unused = on_main(try_model)
@@ -93,18 +98,6 @@ def embeddings_checked(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def keep_buffers(model: nn.Module) -> Iterator[None]:
-    """Leave running statistics, as of BatchNorm, as they were."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        yield
-    finally:
-        for name, buffer in model.named_buffers():
-            if name in before and before[name].shape == buffer.shape:
-                buffer.copy_(before[name])
 
 
 def unused_parameters(

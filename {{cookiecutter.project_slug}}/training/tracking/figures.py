@@ -31,6 +31,13 @@ def any_text() -> Iterator[None]:
         yield
 
 
+def confusion(result: Any) -> np.ndarray:
+    """Of an Evaluation: rows of true label i that were given label j, (num_labels, num_labels)."""
+    from sklearn import metrics as sk
+
+    return sk.confusion_matrix(result.truth, result.predicted(), labels=range(len(result.labels)))
+
+
 def confusion_image(matrix: np.ndarray, labels: list[str]) -> np.ndarray:
     """An image, (height, width, 4) of 0 to 255, of matrix[i, j] rows of label i predicted as j."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -13,7 +13,8 @@ import transformers
 
 from training.distributed.ranks import gather, is_main
 from training.settings.errors import explain_disk_errors
-from training.step.evaluation import Evaluation, Evaluator, confusion
+from training.step.evaluation import Evaluation, Evaluator
+from training.tracking.figures import confusion
 from training.tracking.throughput import peak_memory
 from training.tracking.tracker import Splits, Tracker
 

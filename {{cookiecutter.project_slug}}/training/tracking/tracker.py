@@ -24,7 +24,7 @@ from training.settings.errors import UserError, explain_disk_errors
 from training.step import evaluation
 from training.step.batch_plan import BatchPlan
 from training.tracking.console import describe_data, describe_model, log_to_file, start_console
-from training.tracking.figures import confusion_image
+from training.tracking.figures import confusion, confusion_image
 from training.tracking.throughput import start_profile
 
 log = logging.getLogger("training")
@@ -140,7 +140,7 @@ class Tracker:
         """Confusion matrix and precision-recall curves."""
         truth, probabilities = result.truth, result.probabilities()
         if truth.ndim == 1:
-            image = confusion_image(evaluation.confusion(result), result.labels)
+            image = confusion_image(confusion(result), result.labels)
             self.writer.add_image(f"{split}/confusion", image, step, dataformats="HWC")
             truth = np.eye(len(result.labels), dtype=np.int64)[truth]
         for i, label in enumerate(result.labels):
