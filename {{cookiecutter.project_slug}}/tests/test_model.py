@@ -22,6 +22,7 @@ from transformers import (
 
 from training.checkpoint import pretrained
 from training.checkpoint.pretrained_tokenizer import load_hf_tokenizer, save_preparation
+from training.distributed.prepare_model import enable_gradient_checkpointing, prepare_model
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -121,20 +122,20 @@ def test_freeze_and_checkpointing_of_any_module(roberta: Path) -> None:
     model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(32, 3)})
     pretrained.freeze(model, TrainConfig(freeze_encoder=True))
     assert trained(model) == {"head.weight", "head.bias"}
-    pretrained.enable_gradient_checkpointing(model)
+    enable_gradient_checkpointing(model)
     assert any(getattr(module, "gradient_checkpointing", False) for module in encoder.modules())
     for config in (TrainConfig(freeze_encoder=True), TrainConfig(freeze_embeddings=True)):
-        with pytest.raises(UserError, match=r"--freeze-e\w+ is for Hugging Face models; LSTM"):
-            pretrained.freeze(nn.LSTM(3, 3), config)
+        with pytest.raises(UserError, match="--freeze-embeddings froze nothing"):
+            prepare_model(nn.LSTM(3, 3), config, torch.device("cpu"))
     with pytest.raises(UserError, match="--gradient-checkpointing is for Hugging Face models"):
-        pretrained.enable_gradient_checkpointing(nn.LSTM(3, 3))
+        enable_gradient_checkpointing(nn.LSTM(3, 3))
 
 
 @pytest.mark.filterwarnings("error:.*gradient_checkpointing_enable")
 def test_gradient_checkpointing_refused(tmp_path: Path) -> None:
     model = load(save_family("mpnet", tmp_path, TEXTS))
     with pytest.raises(UserError, match=r"MPNet.* does not support --gradient-checkpointing"):
-        pretrained.enable_gradient_checkpointing(model)
+        enable_gradient_checkpointing(model)
 
 
 # -- configuration -------------------------------------------------------------------------------

@@ -73,11 +73,10 @@ def longest_input(config: TrainConfig) -> int:
     """The most tokens that `config.model` has positions for; NO_LIMIT if any number will do."""
     model_config = load_hf_config(config)
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 0
-    is_classifier = type(model_config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    kind = "AutoModelForSequenceClassification" if is_classifier else "AutoModel"
-    remote = {"trust_remote_code": config.trust_remote_code}
-    with torch.device("meta"):  # no memory, no weights
-        model = getattr(transformers, kind).from_config(model_config, **remote)
+    model: nn.Module = nn.Module()
+    if type(model_config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        with torch.device("meta"):  # no memory, no weights
+            model = transformers.AutoModelForSequenceClassification.from_config(model_config)
     for name, module in model.named_modules():
         padding = getattr(module, "padding_idx", None)
         if "position" in name.rpartition(".")[2] and padding is not None and limit > 0:

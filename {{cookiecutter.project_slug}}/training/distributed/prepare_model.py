@@ -18,6 +18,9 @@ def prepare_model(model: nn.Module, config: TrainConfig, device: torch.device) -
     """Return `model`, changed in place. Errors: UserError if it cannot do what is asked."""
     model.to(device, torch.float64 if config.precision == "fp64" else None)
     set_dropout(model, config.dropout)
+    is_frozen = not all(parameter.requires_grad for parameter in model.parameters())
+    if (config.freeze_encoder or config.freeze_embeddings) and not is_frozen:
+        raise UserError("model.py: --freeze-encoder or --freeze-embeddings froze nothing")
     if config.gradient_checkpointing:
         enable_gradient_checkpointing(model)
     return model

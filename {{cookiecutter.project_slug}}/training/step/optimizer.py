@@ -57,9 +57,10 @@ def step_if_finite(optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """For the log: `lr` of the first group, and `lr_NAME` of each."""
-    rates = {f"lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
-    return {"lr": optimizer.param_groups[0]["lr"], **rates}
+    """For the log: `lr`, the highest one, and `lr_NAME` of each group, if they have names."""
+    groups = optimizer.param_groups
+    named = {f"lr_{group['name']}": group["lr"] for group in groups if "name" in group}
+    return {"lr": max(group["lr"] for group in groups), **named}
 
 
 class Schedule:

@@ -43,9 +43,7 @@ def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -
     rows = min(TRIED_ROWS, config.batch_size or TRIED_ROWS)  # that fit in memory with gradients
 
     def try_model() -> list[str]:
-        before = [
-            buffer.clone() for buffer in model.buffers()
-        ]  # running statistics, as BatchNorm's
+        before = [buffer.clone() for buffer in model.buffers()]  # such as running statistics
         with embeddings_checked(model):
             check_token_ids(model, splits)
             tried = {name: tensor[-rows:] for name, tensor in inputs.items()}
