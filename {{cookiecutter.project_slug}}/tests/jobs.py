@@ -471,7 +471,8 @@ def dropout_and_weights(config: TrainConfig) -> tuple[list[float], Any, list[str
 
     def building(*args: Any) -> Any:
         model = build_model(*args)
-        kept["first"] = [p.detach().clone() for p in model.parameters()]
+        # Later calls build the model again, for weights that were saved.
+        kept.setdefault("first", [p.detach().clone() for p in model.parameters()])
         kept["labels"] = list(model.config.id2label.values())
         return model
 

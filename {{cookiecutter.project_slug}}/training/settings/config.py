@@ -144,9 +144,9 @@ class TrainConfig:
         return replace(self, model=str(folder) if is_there else self.model, pretrained=False)
 
     def row_settings(self) -> dict[str, Any]:
-        """The settings that tokenized rows depend on, with the content of paths."""
+        """The settings that tokenized rows depend on; of a path its content, if there is any."""
         rows = [item for item in self._items() if item[1].affects_rows]
-        return {name: (value, content_of(value) if f.path else None) for name, f, value in rows}
+        return {name: (f.path and content_of(value)) or value for name, f, value in rows}
 
     def hyperparameters(self) -> dict[str, bool | int | float | str]:
         """What TensorBoard shows of the settings: those that are set, several texts as one."""
@@ -209,7 +209,8 @@ def content_of(path: Any) -> Any:
         if file.suffix == ".json":
             with suppress(ValueError):  # other spaces or another order are no other content
                 content = json.dumps(json.loads(content), sort_keys=True).encode()
-        digest.update(file.name.encode() + hashlib.sha256(content).digest())
+        name = str(file.relative_to(folder))  # of a file "."
+        digest.update(name.encode() + hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 

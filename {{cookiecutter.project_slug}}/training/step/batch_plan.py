@@ -22,6 +22,10 @@ from training.step.compile import choose_lengths
 from training.step.loss import row_weight
 
 WINDOW = 64  # global batches in which rows are sorted by length
+TOO_LITTLE_MEMORY = (
+    "memory is too small for a single row; try --gradient-checkpointing, a shorter --max-length, "
+    "--strategy fsdp, or a smaller model"
+)
 ROUNDS = 6  # of the permutation's mixing, an even number
 
 
@@ -117,10 +121,7 @@ class BatchPlan(DistributedSampler[MicroBatch]):
         """Halve the batch size, from the next `__iter__` on. Errors: UserError if it is 1."""
         rows = self.sizes.batch_size
         if rows == 1:
-            raise UserError(
-                "memory is too small for a single row; try --gradient-checkpointing, a shorter "
-                "--max-length, --strategy fsdp, or a smaller model"
-            )
+            raise UserError(TOO_LITTLE_MEMORY)
         total, half = self.sizes.global_batch_size, math.ceil(rows / 2)
         self.sizes = BatchSizes(total, half, math.ceil(total / (half * self.num_replicas)))
 

@@ -18,6 +18,7 @@ from training.distributed.ranks import on_main
 from training.distributed.wrap import HALF, word_embeddings
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
+from training.step.batch_plan import TOO_LITTLE_MEMORY
 from training.step.loss import ModelWithLoss, check_forward_arguments, logits_of
 
 log = logging.getLogger("training")
@@ -40,14 +41,12 @@ def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -
     inputs = {name: tensor.to(device) for name, tensor in train.inputs(few).items()}
     check_forward_arguments(model, inputs)
     labels = torch.from_numpy(train.label_ids(few).astype(np.int64)).to(device)
-    rows = min(TRIED_ROWS, config.batch_size or TRIED_ROWS)  # that fit in memory with gradients
 
     def try_model() -> list[str]:
         before = [buffer.clone() for buffer in model.buffers()]  # such as running statistics
         with embeddings_checked(model):
             check_token_ids(model, splits)
-            tried = {name: tensor[-rows:] for name, tensor in inputs.items()}
-            unused = unused_parameters(with_loss, tried, labels[-rows:], config.precision)
+            unused = unused_parameters(with_loss, inputs, labels, config.precision)
             check_padding(model, inputs, train.pad_id, config.max_length)
         for buffer, old in zip(model.buffers(), before, strict=True):
             buffer.copy_(old)
@@ -105,6 +104,12 @@ def unused_parameters(
     model, weight = with_loss.model.train(), torch.ones(len(labels), device=labels.device)
     try:
         with_loss.forward(inputs, labels, weight).sum().backward()  # as it is, not compiled
+    except torch.OutOfMemoryError:
+        model.zero_grad()
+        if len(labels) == 1:
+            raise UserError(TOO_LITTLE_MEMORY) from None
+        half = {name: tensor[len(labels) // 2 :] for name, tensor in inputs.items()}
+        return unused_parameters(with_loss, half, labels[len(labels) // 2 :], precision)
     except RuntimeError as error:
         if precision in HALF:
             logits_of(model(**inputs))  # fails as well, if the precision is not the reason
