@@ -23,8 +23,8 @@ Of each edit it is checked that
 
 - it trains on two ranks, and writes the report and the results;
 - a run that was stopped and resumed ends with bit-identical weights and state;
-- all losses, of training and validation, are the same to 1e-5 for 1 rank × 32 rows and for 2 ranks ×
-  2 accumulation steps × 8 rows;
+- all losses, of training and validation, are the same to 1e-5 for 1 rank × 32 rows and for
+  2 ranks × 2 accumulation steps × 8 rows;
 - `predict.py` gives the probabilities of the evaluation, from a `best/` that was moved away, with
   the encoder's folder, the token store and the run gone;
 - the project's own quick tests pass as they are;

@@ -316,19 +316,8 @@ def check_predictions(project: Project, moved: Path) -> list[float]:
 def test_own_tests(name: str, make_project: Callable[[Edit], Project], run: Run) -> None:
     """The project's quick tests pass as they are: no right edit makes them red."""
     project = make_project(ALL[name])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run(command, cwd=project.folder, env=clean_environment(OMP_NUM_THREADS="1"),
-                          capture_output=True, text=True, timeout=1200)  # fmt: skip
+    done = run(project.folder, sys.executable, "-m", "pytest", "-qx", "-m", "not slow", check=False,
+               timeout=1800, OMP_NUM_THREADS="1")  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:]
 
 
