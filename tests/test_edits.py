@@ -81,7 +81,8 @@ from training.dataset.rows import Row
 classifier = predict.Classifier(Path(sys.argv[1]))
 rows = [row for row in data.rows("val", classifier.config) if isinstance(row, Row)]
 truth = [classifier.labels.index(row.label) for row in rows]
-Path(sys.argv[2]).write_text(json.dumps([classifier.probabilities(rows).tolist(), truth]))
+answer = classifier.probabilities(rows).tolist(), truth, classifier.labels
+Path(sys.argv[2]).write_text(json.dumps(answer))
 """
 
 
@@ -140,10 +141,6 @@ class Project:
 
     def results(self, name: str) -> dict[str, Any]:
         return json.loads((self.run(name) / "results.json").read_text("utf-8"))
-
-    @property
-    def results_labels(self) -> list[str]:
-        return self.results("whole")["labels"]
 
     def lines(self, name: str, split: str) -> list[dict[str, Any]]:
         text = (self.run(name) / "metrics.jsonl").read_text("utf-8")
@@ -291,7 +288,7 @@ def check_predictions(project: Project, moved: Path) -> list[float]:
         (project.folder / name).rename(project.folder / f"{name}-away")
     answer, labels = moved.parent / "answer.json", moved.parent / "labels.jsonl"
     project.call(PROBABILITIES, moved, answer)
-    probabilities, truth = json.loads(answer.read_text("utf-8"))
+    probabilities, truth, names = json.loads(answer.read_text("utf-8"))
     of_truth = [row[i] for row, i in zip(probabilities, truth, strict=True)]
     assert mean(-math.log(p) for p in of_truth) == pytest.approx(val["log_loss"], rel=1e-5)
     project.call(PREDICT, "--model", moved, "--split", "val", "--output", labels)
@@ -299,7 +296,6 @@ def check_predictions(project: Project, moved: Path) -> list[float]:
     assert [line["probability"] for line in predicted] == [
         pytest.approx(max(row), abs=5.1e-5) for row in probabilities
     ]
-    names = project.results_labels
     assert [names.index(line["label"]) for line in predicted] == [
         max(range(len(row)), key=row.__getitem__) for row in probabilities
     ]
