@@ -41,7 +41,9 @@ signals.StopRequest.agreed = lambda self, error=None: watchdog.position[:2] == (
 ENCODER = """
 from conftest import make_rows
 from tiny import save_tiny
-save_tiny(sys.argv[1], [text for text, _ in make_rows(300, seed=3)])
+# Weights of a size that tells rows apart from the beginning.
+texts = [text for text, _ in make_rows(300, seed=3)]
+save_tiny(sys.argv[1], texts, initializer_range=0.3)
 """
 # All that is in two checkpoints, but for clock times.
 COMPARE = """
@@ -290,6 +292,7 @@ def check_predictions(project: Project, moved: Path) -> list[float]:
     project.call(PROBABILITIES, moved, answer)
     probabilities, truth, names = json.loads(answer.read_text("utf-8"))
     of_truth = [row[i] for row, i in zip(probabilities, truth, strict=True)]
+    assert max(of_truth) - min(of_truth) > 0.1  # else they would say nothing
     assert mean(-math.log(p) for p in of_truth) == pytest.approx(val["log_loss"], rel=1e-5)
     project.call(PREDICT, "--model", moved, "--split", "val", "--output", labels)
     predicted = [json.loads(line) for line in labels.read_text("utf-8").splitlines()]
@@ -349,7 +352,7 @@ def check_layer_wise_lr(project: Project, of_truth: list[float]) -> None:
 def check_metric(project: Project, of_truth: list[float]) -> None:
     """The best checkpoint is that with the best value."""
     metric, best = project.edit.name, {"mcc": max, "ece": min}[project.edit.name]
-    project.train("often", "--evals-per-epoch", "3")
+    project.train("often", "--evals-per-epoch", "2", "--epochs", "6")
     lines = project.lines("often", "val")
     values = [line[metric] for line in lines]
     assert len(set(values)) > 2
@@ -378,7 +381,7 @@ def check_rows(project: Project, of_truth: list[float]) -> None:
         rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         lines = [json.dumps(row | {"price": 5.0, "tags": []}) for row in rows]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert project.first_loss("after") != pytest.approx(before, rel=1e-4)
+    assert project.first_loss("after") != before
 
 
 def check_step_hook(project: Project, of_truth: list[float]) -> None:
@@ -391,9 +394,10 @@ def check_step_hook(project: Project, of_truth: list[float]) -> None:
 
 def check_two_forwards(project: Project, of_truth: list[float]) -> None:
     """The loss of training has the second forward, that of evaluation has not."""
-    both = project.first_loss("both")
     with project.unedited("training/step/loss.py"):
-        assert both > project.first_loss("one-forward") * 1.00001
+        project.train("one-forward")
+    both, one = (project.values(run, "train", "loss") for run in ("whole", "one-forward"))
+    assert both[0] > one[0] * 1.001 and both[0] < one[0] * 2
     val = project.results("whole")["val"]
     assert val["loss"] == pytest.approx(val["log_loss"], rel=1e-5)
 

@@ -57,8 +57,9 @@ def step_if_finite(optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """For the log: `lr` of the first group, and `lr_NAME` of each."""
-    rates = {f"lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
+    """For the log: `lr` of the first group, and `lr_NAME` of each that has a name."""
+    groups = [group for group in optimizer.param_groups if "name" in group]
+    rates = {f"lr_{group['name']}": group["lr"] for group in groups}
     return {"lr": optimizer.param_groups[0]["lr"], **rates}
 
 
