@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import edited
-import file_rows
+import model_rows
 import numpy as np
 import torch
 from sklearn import metrics as sk
@@ -38,12 +38,12 @@ from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
 from training.step.evaluation import Evaluator
-from training.step.loss import logits_of, row_weight
+from training.step.loss import ModelWithLoss, logits_of, row_weight
 from training.step.optimizer import build_optimizer
 from training.tracking.tracker import Tracker
 
 TIMEOUT = 20.0  # of a collective: a hang becomes an exception
-train.data = file_rows  # the tests' own rows, whatever data.py has become
+train.data = model_rows  # the tests' own rows, whatever data.py has become
 
 
 def _predicted(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -223,7 +223,7 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
     with before_each_update(keep):
         run(replace(config, max_steps=1))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    tokenizer, splits = open_dataset(config, file_rows, build_tokenizer)
+    tokenizer, splits = open_dataset(config, model_rows, build_tokenizer)
     store = splits["train"]
     plan = BatchPlan(store, batch_sizes(config, world_size), seed=config.seed,
                      row_weight=row_weight(config, store))  # fmt: skip
@@ -231,12 +231,15 @@ def first_gradients(config: TrainConfig) -> dict[str, Any]:
     weight = torch.from_numpy(plan.row_weight(rows))
 
     def gradient(part: np.ndarray) -> list[torch.Tensor]:
-        """Of the summed, weighted loss of some of the batch's rows, on a fresh model."""
+        """Of the sum of some rows' weighted losses, each row alone, on a fresh model."""
         seed_everything(config.seed)
         model = build_model(config, tokenizer, store.labels).double()
-        labels = torch.from_numpy(store.label_ids(rows[part]).astype(np.int64))
-        losses = loss_per_row(model(**store.inputs(rows[part])).logits, labels, config)
-        (losses * weight[part]).sum().backward()
+        with_loss = ModelWithLoss(model, loss_per_row, len(store.labels), config)
+        for row, w in zip(rows[part, None], weight[part], strict=True):
+            labels = torch.from_numpy(store.label_ids(row).astype(np.int64))
+            (with_loss(store.inputs(row), labels, torch.ones(1)) * w).backward()
+        for parameter in model.parameters():  # what the loss does not depend on, a run has frozen
+            parameter.requires_grad_(parameter.grad is not None)
         groups = build_optimizer(model, config).param_groups
         return [p.grad for group in groups for p in group["params"]]
 
@@ -456,7 +459,7 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Logits, truth and metrics of the validation rows, with fresh weights, on the main process."""
     ranks.setup(TIMEOUT)
-    tokenizer, splits = open_dataset(config, file_rows, build_tokenizer)
+    tokenizer, splits = open_dataset(config, model_rows, build_tokenizer)
     seed_everything(config.seed)
     model = build_model(config, tokenizer, splits["val"].labels).train()  # as in a run
     evaluator = Evaluator(model, config, loss_per_row, METRICS, splits)

