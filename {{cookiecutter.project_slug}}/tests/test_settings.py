@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from training.dataset.rows import ReadOptions
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import AUTO, PROJECT, TrainConfig
 from training.settings.errors import UserError
@@ -254,13 +253,3 @@ def test_help_and_typos_answer_before_the_slow_imports(
 
 def test_the_projects_own_settings_are_valid() -> None:
     load_config([])
-
-
-def test_no_setting_is_without_effect() -> None:
-    """Each is read by name somewhere; those that ReadOptions has too, in `dataset/`."""
-    code = [path.read_text("utf-8") for path in PROJECT.rglob("*.py") if "tests" not in path.parts]
-    read = {name for text in code for name in re.findall(r"config\.(\w+)", text)}
-    dataset = [path.read_text("utf-8") for path in (PROJECT / "training/dataset").glob("*.py")]
-    options = {name for text in dataset for name in re.findall(r"(?:options|self)\.(\w+)", text)}
-    read |= options & {f.name for f in fields(ReadOptions)}
-    assert {f.name for f in fields(TrainConfig)} <= read
