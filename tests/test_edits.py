@@ -2,8 +2,8 @@
 
 For each: it trains on two ranks; stopped and resumed it is bit-identical; its losses are those of
 one rank with 32 rows at a time; report and results are written; predict.py gives the probabilities
-of the evaluation, from a `best/` that was moved away from all else; and, with -m '' (for a few
-always), the project's quick tests pass as they are.
+of the evaluation, from a `best/` that was moved away from all else. test_edited_tests.py runs the
+tests of edited projects.
 """
 
 import json
@@ -12,21 +12,18 @@ import random
 import re
 import shutil
 import sqlite3
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
-from conftest import Run
 from patches import EDITS, PAGE, Edit, apply, page, read_all, rows_of_readme
 from workbench import PREDICT, TRAIN, Workbench
 
 ALL = {edit.name: edit for edit in read_all()}
-ALWAYS = ("two_layer_head", "number", "layer_wise_lr")  # their projects' own tests are always run
 ROWS = {"sqlite": "rows.db", "tags": "rows.jsonl", "number": "rows.jsonl"}
 STEPS = 14  # two epochs of 203 rows
 SETTINGS = {
@@ -93,30 +90,19 @@ class Project:
 
     def __init__(self, edit: Edit, folder: Path, bench: Workbench) -> None:
         self.edit, self.folder, self.bench = edit, folder, bench
-        self.before = {name: folder / f"{name}.before" for name in edit.files}
-        for name, file in self.before.items():
-            if (folder / name).exists():
-                shutil.copy(folder / name, file)
-        apply(edit, folder)
-        shutil.copy(EDITS / "lion.py", folder)  # as if it were a package
-        self.configure(SETTINGS | tomllib.loads("\n".join(edit.settings)))
-        self.configure(write_rows(folder, ROWS.get(edit.name, "rows.tsv")))
-
-    def configure(self, settings: dict[str, Any]) -> None:
-        """Set keys of config.toml."""
-        file = self.folder / "config.toml"
-        text = file.read_text("utf-8")
-        for key, value in settings.items():
-            text = re.sub(rf"^{key} = .*\n", "", text, flags=re.MULTILINE)
-            text += f"{key} = {json.dumps(value)}\n"
-        file.write_text(text, encoding="utf-8")
+        self.before = {
+            name: (folder / name).read_text("utf-8")
+            for name in edit.files
+            if name not in edit.new_files
+        }
+        make_edits(folder, [edit])
 
     @contextmanager
     def unedited(self, name: str) -> Iterator[None]:
         """Inside, this file is as it was baked."""
         file = self.folder / name
         after = file.read_text("utf-8")
-        shutil.copy(self.before[name], file)
+        file.write_text(self.before[name], encoding="utf-8")
         yield
         file.write_text(after, encoding="utf-8")
 
@@ -150,6 +136,23 @@ class Project:
 
     def values(self, name: str, split: str, value: str) -> list[float]:
         return [line[value] for line in self.lines(name, split) if value in line]
+
+
+def make_edits(folder: Path, edits: Sequence[Edit]) -> None:
+    """Make them in a project, and write its rows and its config.toml as its user would."""
+    settings, name = dict(SETTINGS), "rows.tsv"
+    for edit in edits:
+        apply(edit, folder)
+        settings |= tomllib.loads("\n".join(edit.settings))
+        name = ROWS.get(edit.name, name)
+    settings |= write_rows(folder, name)
+    shutil.copy(EDITS / "lion.py", folder)  # as if it were a package
+    file = folder / "config.toml"
+    text = file.read_text("utf-8")
+    for key, value in settings.items():
+        text = re.sub(rf"^{key} = .*\n", "", text, flags=re.MULTILINE)
+        text += f"{key} = {json.dumps(value)}\n"
+    file.write_text(text, encoding="utf-8")
 
 
 def make_rows(count: int, seed: int, split: str) -> list[dict[str, Any]]:
@@ -306,18 +309,6 @@ def check_predictions(project: Project, moved: Path) -> list[float]:
         shutil.rmtree(project.folder / name, ignore_errors=True)
         (project.folder / f"{name}-away").rename(project.folder / name)
     return of_truth
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ALWAYS else pytest.mark.long) for n in ALL]
-)
-def test_own_tests(name: str, make_project: Callable[[Edit], Project], run: Run) -> None:
-    """The project's quick tests pass as they are: no right edit makes them red."""
-    project = make_project(ALL[name])
-    done = run(project.folder, sys.executable, "-m", "pytest", "-qx", "-m", "not slow", check=False,
-               timeout=1800, OMP_NUM_THREADS="1")  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:]
 
 
 # -- of some edits -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The layout of the generated project: which folder imports which, and how large everything is."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +119,28 @@ def test_it_stays_small() -> None:
     assert lines(*users) <= 600
     assert lines(*users, *of_folder("settings"), *of_folder("step")) <= 1900
     assert lines(*FILES) <= 8000  # with all that is planned
+
+
+def test_no_setting_is_without_effect() -> None:
+    """Each is read by name somewhere; those that ReadOptions has too, in `dataset/`."""
+
+    def names(pattern: str, *files: Path) -> set[str]:
+        code = [(PROJECT / file).read_text(encoding="utf-8") for file in files]
+        return {name for text in code for name in re.findall(pattern, text)}
+
+    def fields(file: str, name: str) -> set[str]:
+        classes = (s for s in tree(Path(file)).body if isinstance(s, ast.ClassDef))
+        body = next(s for s in classes if s.name == name).body
+        return {
+            s.target.id
+            for s in body
+            if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+        }
+
+    options = names(r"(?:options|self)\.(\w+)", *of_folder("dataset"))
+    read = names(r"config\.(\w+)", *FILES)
+    read |= options & fields("training/dataset/rows.py", "ReadOptions")
+    assert fields("training/settings/config.py", "TrainConfig") <= read
 
 
 def test_a_step_is_read_in_one_place() -> None:
