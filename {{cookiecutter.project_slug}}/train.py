@@ -13,9 +13,7 @@ from metrics import METRICS
 from training.settings.flags import parse_args
 
 if __name__ == "__main__":
-    CONFIG = parse_args(
-        metrics=METRICS
-    )  # before the slow imports: --help and a mistyped flag answer at once
+    CONFIG = parse_args(metrics=METRICS)  # before the slow imports: --help answers at once
     gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
 
 import logging
@@ -93,11 +91,12 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
     # -- resume ----------------------------------------------------------------------------------
     seed_everything(config.seed + 1 + rank)  # other dropout on every rank
-    state = TrainState(folder)
+    state = TrainState(folder)  # a part of your own is one entry in state.parts
     progress = state.progress
     monitor = Monitor(tracker, progress, plan, with_loss, schedule, scaler)
-    state.parts |= {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
-    state.parts["monitor"] = monitor  # what else a resumed run needs is one more entry
+    state.parts |= {
+        "optimizer": optimizer, "schedule": schedule, "scaler": scaler, "monitor": monitor,
+    }  # fmt: skip
     state.settings |= {
         "global_batch_size": plan.sizes.global_batch_size,
         "total_steps": total_steps,
