@@ -102,7 +102,7 @@ def classify(arguments: argparse.Namespace) -> Iterator[Prediction]:
             shown = item.text if isinstance(item.text, str) else "\n".join(item.text)
             yield Prediction(shown, names, ", ".join(f"{values[i]:.4f}" for i in best))
     if unreadable:
-        print(f"{unreadable} rows cannot be read: their label is empty", file=sys.stderr)
+        print(f"rows that cannot be read, with an empty label: {unreadable}", file=sys.stderr)
 
 
 class Classifier:

@@ -114,6 +114,21 @@ def build_with_unused_layer(config: TrainConfig, tokenizer: Any, labels: list[st
     return model
 
 
+class Normalized(LSTM):
+    """Its running statistics are those of a rank's own micro-batches."""
+
+    def __init__(self, vocabulary: int, num_labels: int) -> None:
+        super().__init__(vocabulary, num_labels)
+        self.norm = nn.BatchNorm1d(num_labels)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.norm(super().forward(input_ids, attention_mask))
+
+
+def build_normalized(config: TrainConfig, tokenizer: Any, labels: list[str]) -> nn.Module:
+    return Normalized(len(tokenizer), len(labels))
+
+
 def build_not_logits(config: TrainConfig, tokenizer: Any, labels: list[str]) -> nn.Module:
     class States(LSTM):
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:

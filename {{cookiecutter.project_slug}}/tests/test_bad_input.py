@@ -64,7 +64,9 @@ def test_wrong_edits_of_model_py(ranks: Ranks, settings: Settings) -> None:
     sentence that names model.py, not a stack of collectives."""
     for edit, message in (
         ("mean loss", r"loss_per_row must return one loss per row, of shape \(4,\), not \(\)"),
-        ("two logits", r"gives logits of shape \(4, 2\) for 4 rows; there are 3 labels"),
+        ("loss of before", r"loss_per_row must take \(logits, labels, config\)"),
+        ("NaN for a class", "loss_per_row gives a loss that is not finite"),
+        ("two logits", r"gives logits of shape \(4, 2\) for 4 rows; it must be \(4, 3\)"),
     ):
         with pytest.raises(RankError, match=message) as error:
             ranks.run(2, jobs.run_edited, settings(run_name=edit), edit)

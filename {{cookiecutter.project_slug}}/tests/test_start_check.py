@@ -69,6 +69,7 @@ def test_any_module(
         ("build_without_mask", "takes input_ids: it does not take attention_mask"),
         ("build_projected", "saved and built again, the model gives other logits"),
         ("build_small_table", r"in embedding and is asked for number \d+"),
+        ("build_normalized", r"training changes the buffers norm\.running_mean, .*LayerNorm"),
         ("build_not_logits", "forward must return the logits, .* not a tuple"),
     ],
 )
@@ -97,7 +98,7 @@ def test_model_py_was_edited_after_the_checkpoint(ranks: Ranks, settings: Settin
     """To resume, and to predict: a sentence that says what differs, not a traceback."""
     config = settings(save_every=2)
     ranks.run(2, jobs.run_stopped_at, config, 3)
-    message = r"classifier\.0\.bias.*; undo the change, or start a new run"
+    message = r"classifier\.0\.bias.*; undo the change of model.py, or train"
     with pytest.raises(RankError, match=message) as error:
         ranks.run(2, jobs.run_built_by, config, "build_two_layer_head")
     assert set(error.value.kinds) == {"UserError"}

@@ -79,7 +79,7 @@ class ModelFolder:
         if found:
             raise UserError(
                 f"the weights in {folder} are not those of the model that model.py builds now "
-                f"({'; '.join(found)}); undo the change, or start a new run with another --run-name"
+                f"({'; '.join(found)}); undo the change of model.py, or train in another run"
             )
         return saved
 

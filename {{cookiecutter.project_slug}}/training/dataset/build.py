@@ -155,11 +155,13 @@ class StoreWriter:
         self.tokens += int(lengths.sum())
         labels: list[Any] = [row.label for row in rows]
         labels = [dict.fromkeys(label if self.multi_label else (label,)) for label in labels]
-        for row, names in zip(rows, labels, strict=True):
+        first = self.rows - len(rows) + 1
+        for number, (row, names) in enumerate(zip(rows, labels, strict=True), first):
             for name in names:
                 if name not in self.label_ids:
                     self.label_ids[name] = len(self.label_ids)
-                    self.first_seen[name] = f"{row.file}:{row.line}"
+                    place = f"{row.file}:{row.line}" if row.file else f"row {number} of data.py"
+                    self.first_seen[name] = place
         flat = list(chain.from_iterable(labels))
         self.label_rows.update(flat)
         self._append("label_ids", [self.label_ids[name] for name in flat])
@@ -191,7 +193,8 @@ class StoreWriter:
                 f"{name!r} ({rows[name]} rows, first at {new[name]}{did_you_mean(name, known)})"
                 for name in list(new)[:5]
             )
-            problem = f"{len(new)} labels are not among those of the training rows: {examples}"
+            count = "1 label is" if len(new) == 1 else f"{len(new)} labels are"
+            problem = f"{count} not among those of the training rows: {examples}"
             raise UserError(f"{problem}; correct them, or add training rows for them")
         labels = known or sorted_labels(new)
         if not labels:

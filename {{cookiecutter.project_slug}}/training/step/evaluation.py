@@ -90,7 +90,10 @@ class Evaluator:
         devices = [] if device.type == "cpu" else [device]
         with torch.random.fork_rng(devices, device_type=device.type), _inference(self.model):
             (logits,) = self._on_host([self._logits(store, longest)])
-        on_main(lambda: self._measure(store, np.resize(logits, shape)))
+        measured = on_main(lambda: self._measure(store, np.resize(logits, shape)))
+        if not math.isfinite(measured["loss"]):
+            what = "loss_per_row gives" if np.isfinite(logits).all() else "the model's logits make"
+            raise UserError(f"model.py: {what} a loss that is not finite, before any step")
 
     def evaluate(self, store: TokenStore, description: str = "evaluating") -> Evaluation | None:
         """Metrics over all rows of `store`; None if a stop was asked for meanwhile."""

@@ -31,6 +31,11 @@ class ModelWithLoss(nn.Module):
         self, model: nn.Module, loss_per_row: RowLoss, num_labels: int, config: TrainConfig
     ) -> None:
         super().__init__()
+        try:
+            inspect.signature(loss_per_row).bind("logits", "labels", config)
+        except TypeError as error:
+            rule = "loss_per_row must take (logits, labels, config)"
+            raise UserError(f"model.py: {rule}: {error}") from None
         self.model, self.loss_per_row, self.num_labels = model, loss_per_row, num_labels
         self.config = config
         self.autocast = make_autocast(next(model.parameters()).device, config.precision)
@@ -95,8 +100,8 @@ def check_logits(logits: Tensor, rows: int, num_labels: int) -> None:
     """Errors: UserError unless the model gives one number for each label of each row."""
     if logits.shape != (rows, num_labels):
         raise UserError(
-            f"model.py gives logits of shape {tuple(logits.shape)} for {rows} rows; there are "
-            f"{num_labels} labels"
+            f"model.py: forward gives logits of shape {tuple(logits.shape)} for {rows} rows; it "
+            f"must be {(rows, num_labels)}, one for each label"
         )
 
 

@@ -43,13 +43,18 @@ def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -
     labels = torch.from_numpy(train.label_ids(few).astype(np.int64)).to(device)
 
     def try_model() -> list[str]:
-        before = [buffer.clone() for buffer in model.buffers()]  # such as running statistics
+        before = [buffer.clone() for buffer in model.buffers()]
         with embeddings_checked(model):
             check_token_ids(model, splits)
             unused = unused_parameters(with_loss, inputs, labels, config.precision)
             check_padding(model, inputs, train.pad_id, config.max_length)
-        for buffer, old in zip(model.buffers(), before, strict=True):
-            buffer.copy_(old)
+        pairs = zip(model.named_buffers(), before, strict=True)
+        if changed := [name for (name, now), old in pairs if not torch.equal(now, old)]:
+            raise UserError(
+                f"model.py: training changes the buffers {', '.join(changed[:5])}: every rank and "
+                "micro-batch would have its own (running statistics, as BatchNorm has); use "
+                "LayerNorm, or a parameter"
+            )
         return unused
 
     unused = on_main(try_model)
@@ -164,5 +169,6 @@ def check_padding(model: nn.Module, inputs: Inputs, pad_id: int, max_length: int
         raise UserError(f"{type(model).__name__} cannot be used: {effect}; choose another model")
     raise UserError(
         f"model.py: {effect}: use attention_mask, which is 0 there (a mean must leave padding out; "
-        "the last token of row i is number attention_mask[i].sum() - 1)"
+        "the last token of row i is number attention_mask[i].sum() - 1; what reads backwards, such "
+        "as a bidirectional LSTM, needs pack_padded_sequence)"
     )
