@@ -343,7 +343,7 @@ def check_layer_wise_lr(project: Project, of_truth: list[float]) -> None:
 def check_metric(project: Project, of_truth: list[float]) -> None:
     """The best checkpoint is that with the best value."""
     metric, best = project.edit.name, {"mcc": max, "ece": min}[project.edit.name]
-    project.train("often", "--evals-per-epoch", "2", "--epochs", "6")
+    project.train("often", "--evals-per-epoch", "2", "--epochs", "4")
     lines = project.lines("often", "val")
     values = [line[metric] for line in lines]
     assert len(set(values)) > 2
