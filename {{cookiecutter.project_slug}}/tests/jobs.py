@@ -28,6 +28,7 @@ import metrics
 import train
 from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder
+from training.checkpoint import state as state_module
 from training.checkpoint.rng import seed_everything
 from training.dataset.build import open_dataset
 from training.dataset.rows import Row
@@ -327,6 +328,40 @@ def run_with_rising_metric(config: TrainConfig, higher_is_better: bool) -> None:
     calls = itertools.count(1.0)
     rising = {"rising": (lambda *_: next(calls), higher_is_better)}
     with Patch(train, "METRICS", rising):
+        run(config)
+
+
+class Part:
+    """A part of the state that holds `content`; it is added to the state when a run opens."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def state_dict(self) -> Any:
+        return {"content": self.content}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.content = state["content"]
+
+
+def run_with_part(config: TrainConfig, kind: str) -> None:
+    """A run whose state gets a part of the user's own, in the right place or too late."""
+    kinds = {"array": Part(np.ones(2)), "list": [1], "late": Part(1), "good": Part([1, {"a": 2}])}
+    early, late = state_module.TrainState.__init__, Tracker.open
+
+    def init(self: Any, folder: Any) -> None:
+        early(self, folder)
+        jobs_state.append(self)
+        if kind != "late":
+            self.parts["own"] = kinds[kind]
+
+    def opened(self: Any, *arguments: Any) -> None:
+        late(self, *arguments)
+        if kind == "late":
+            jobs_state[-1].parts["own"] = kinds[kind]
+
+    jobs_state: list[Any] = []
+    with Patch(state_module.TrainState, "__init__", init), Patch(Tracker, "open", opened):
         run(config)
 
 

@@ -147,3 +147,30 @@ def test_finished_run_resumes_with_more_epochs(
     ranks.run(1, jobs.run, config)  # nothing to do
     ranks.run(1, jobs.run, replace(config, epochs=2))
     assert [line["step"] for line in lines_of(config)] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("array", r"state.parts\['own'\] has a state that a checkpoint cannot hold: only tensors"),
+        ("list", r"state.parts\['own'\]: .* must have state_dict .*; a list does not"),
+        ("late", "add own before state.restore in train.py"),
+    ],
+)
+def test_a_part_that_could_not_resume(
+    ranks: Ranks, settings: Settings, kind: str, message: str
+) -> None:
+    """It is refused in the run that would save it, not in the one that needs it."""
+    with pytest.raises(RankError, match=message) as error:
+        ranks.run(2, jobs.run_with_part, settings(max_steps=2), kind)
+    assert set(error.value.kinds) == {"UserError"}
+
+
+def test_a_checkpoint_without_a_part(ranks: Ranks, settings: Settings) -> None:
+    """An older one is refused by a sentence, or taken with --resume-anyway."""
+    config = settings(max_steps=2)
+    ranks.run(2, jobs.run, config)
+    longer = replace(config, max_steps=3)
+    with pytest.raises(RankError, match=r"was written without own; .*--resume-anyway"):
+        ranks.run(2, jobs.run_with_part, longer, "good")
+    ranks.run(2, jobs.run_with_part, replace(longer, resume_anyway=True), "good")

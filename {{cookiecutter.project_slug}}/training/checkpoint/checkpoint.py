@@ -5,6 +5,7 @@ needs to resume bit-identically, and `manifest.json` with size and hash of each 
 """
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -159,6 +160,18 @@ def newest(checkpoints: Path) -> Path | None:
             "give another --run-name to start from the beginning"
         )
     return None
+
+
+def check_content(name: str, content: Any) -> None:
+    """Errors: UserError unless state.pt can hold `content` and be read again."""
+    file = io.BytesIO()
+    try:
+        torch.save(content, file)
+        file.seek(0)
+        torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError):
+        rule = "tensors, numbers, texts, and lists and dicts of them"
+        raise UserError(f"{name} has a state that a checkpoint cannot hold: only {rule}") from None
 
 
 def load_state(folder: Path) -> dict[str, Any]:

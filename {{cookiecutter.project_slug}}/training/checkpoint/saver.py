@@ -36,6 +36,8 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.saved_step = self.state.progress.step  # a resumed run has that checkpoint
+        if not self.state.checked:
+            self.state.check()
 
     def save(self, is_best: bool, is_last: bool) -> None:
         """Begin to write a checkpoint, and if it is the best, `best/`. The last one of a run is

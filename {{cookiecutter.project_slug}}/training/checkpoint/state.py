@@ -73,14 +73,29 @@ class TrainState:
         self.settings = folder.config.resume_settings()
         rng = RankRng(next(self.model.parameters()).device)
         self.parts: dict[str, Any] = {"progress": self.progress, "rng": rng}
+        self.checked: set[str] = set()
 
     def _parts(self) -> Iterator[tuple[str, Stateful]]:
         for name, part in self.parts.items():
             is_optimizer = isinstance(part, Optimizer)
             yield name, FullOptimizerState(self.model, part) if is_optimizer else part
 
+    def check(self) -> None:
+        """Call on every rank when all parts are there. Errors: UserError for one that a checkpoint
+        cannot hold; it would otherwise show when the run is resumed."""
+        for name, part in self.parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                rule = "a part of the state must have state_dict and load_state_dict"
+                raise UserError(f"state.parts[{name!r}]: {rule}; a {type(part).__name__} does not")
+        for name, part in self._parts():
+            content = part.state_dict()
+            on_main(partial(checkpoint.check_content, f"state.parts[{name!r}]", content))
+        self.checked = set(self.parts)
+
     def state_dict(self) -> dict[str, Any]:
         """Call on every rank; complete on the main process."""
+        if late := sorted(self.parts.keys() - self.checked):
+            raise UserError(f"state.parts: add {', '.join(late)} before state.restore in train.py")
         parts = {name: part.state_dict() for name, part in self._parts()}
         return {"settings": self.settings, **parts}
 
@@ -89,6 +104,7 @@ class TrainState:
 
         Errors: UserError if the run would learn something else, unless --resume-anyway is given.
         """
+        self.check()
         saved: dict[str, Any] = {}  # empty but on the main process
         resume_anyway = self.folder.config.resume_anyway
         on_main(lambda: saved.update(checkpoint.load_state(source)))

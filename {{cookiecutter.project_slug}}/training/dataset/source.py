@@ -145,7 +145,7 @@ def _checked_row(row: Row, multi_label: bool) -> tuple[Row, Any]:
     if not multi_label and type(row.label) is tuple:
         raise ValueError("the label must be a str; a tuple of labels needs --multi-label")
     if not multi_label and (type(row.label) is not str or not row.label):
-        raise ValueError("the label must be a str that is not empty")
+        raise ValueError("the label must be a str that is not empty: Row(text, label=...)")
     names = row.label if type(row.label) is tuple else (None,)
     if multi_label and not all(type(name) is str and name for name in names):
         raise ValueError("the label must be a tuple of str (with --multi-label)")

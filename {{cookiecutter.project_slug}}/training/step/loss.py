@@ -83,7 +83,8 @@ def check_forward_arguments(model: nn.Module, inputs: dict[str, Tensor]) -> None
         verb, names = ("does not take", unknown) if unknown else ("needs", missing)
         raise UserError(
             f"model.py: forward of {type(model).__name__} takes {', '.join(takes)}: it {verb} "
-            f"{', '.join(names)}; a batch has {', '.join(inputs)}, and the inputs of data.py's rows"
+            f"{', '.join(names)}; a batch has {', '.join(inputs)}, and inputs of data.py's rows "
+            "(for predict.py: --split)"
         )
 
 
