@@ -48,13 +48,7 @@ def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -
             check_token_ids(model, splits)
             unused = unused_parameters(with_loss, inputs, labels, config.precision)
             check_padding(model, inputs, train.pad_id, config.max_length)
-        pairs = zip(model.named_buffers(), before, strict=True)
-        if changed := [name for (name, now), old in pairs if not torch.equal(now, old)]:
-            raise UserError(
-                f"model.py: training changes the buffers {', '.join(changed[:5])}: every rank and "
-                "micro-batch would have its own (running statistics, as BatchNorm has); use "
-                "LayerNorm, or a parameter"
-            )
+        check_buffers(model, inputs, before)
         return unused
 
     unused = on_main(try_model)
@@ -128,6 +122,27 @@ def unused_parameters(
     if len(unused) == len(trained):
         raise UserError("model.py: the loss does not depend on any parameter that is trained")
     return unused
+
+
+@torch.no_grad()
+def check_buffers(model: nn.Module, inputs: Inputs, before: list[Tensor]) -> None:
+    """Give the buffers the values that they had `before` a forward of training.
+
+    Errors: UserError if these were others and the logits depend on them.
+    """
+    pairs = list(zip(model.named_buffers(), before, strict=True))
+    changed = [name for (name, now), old in pairs if not torch.equal(now, old)]
+    model.eval()
+    after = logits_of(model(**inputs)) if changed else None
+    for (_, buffer), old in pairs:
+        buffer.copy_(old)
+    if after is not None and not torch.equal(after, logits_of(model(**inputs))):
+        raise UserError(
+            f"model.py: training changes the buffers {', '.join(changed[:5])}: every rank and "
+            "micro-batch would have its own (running statistics, as BatchNorm has); use LayerNorm, "
+            "or a parameter"
+        )
+    model.train()
 
 
 @torch.no_grad()
