@@ -1,6 +1,8 @@
 """Where rows come from. EDIT ME to read something other than files with a text and a label column.
 
-python data.py --report [FOLDER] [train.py flags]    # what is in the rows: text and a picture
+What is in the rows, as text and as a picture:
+
+    python data.py --report [FOLDER] [train.py flags]
 """
 
 import sys

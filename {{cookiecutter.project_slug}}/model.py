@@ -11,12 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from training.checkpoint.pretrained import (
-    freeze,
-    load_classifier,
-    load_hf_config,
-    set_dropout,
-)
+from training.checkpoint.pretrained import freeze, load_classifier, load_hf_config, set_dropout
 from training.checkpoint.pretrained_tokenizer import load_hf_tokenizer, save_preparation
 from training.dataset.tokenizer import train_wordpiece
 from training.settings.config import FROM_SCRATCH, TrainConfig

@@ -128,8 +128,10 @@ class Classifier:
     def probabilities(self, rows: list[Any]) -> Any:
         """(rows, num_labels) for Rows; NaN for a row whose text has no tokens."""
         import numpy as np
+        import torch
 
         from training.step.evaluation import probabilities
+        from training.step.loss import check_forward_arguments, logits_of
 
         result = np.full((len(rows), len(self.labels)), np.nan)
         if not rows:
@@ -140,17 +142,21 @@ class Classifier:
         order = order[np.array(encoded.has_tokens)[order]]
         for begin in range(0, len(order), self.batch_size):
             batch = order[begin : begin + self.batch_size]
-            logits = self._logits([rows[i] for i in batch], encoded, batch)
+            inputs = self._inputs([rows[i] for i in batch], encoded, batch)
+            if begin == 0:  # all batches have the same names
+                check_forward_arguments(self.model, inputs)
+            with torch.no_grad():
+                output = self.model(**{name: t.to(self.device) for name, t in inputs.items()})
+            logits = logits_of(output).to("cpu", torch.float64).numpy()
             result[batch] = probabilities(logits, self.config.multi_label)
         return result
 
-    def _logits(self, rows: list[Any], encoded: Any, batch: Any) -> Any:
-        """(batch, num_labels), for the rows that have these places in `encoded`."""
+    def _inputs(self, rows: list[Any], encoded: Any, batch: Any) -> dict[str, Any]:
+        """The model's inputs for rows that have these places in `encoded`."""
         import numpy as np
         import torch
 
         from training.dataset.token_store import collate
-        from training.step.loss import check_forward_arguments, logits_of
 
         ids, first = [encoded.ids[i] for i in batch], [encoded.first[i] for i in batch]
         has_types = "token_type_ids" in self.tokenizer.model_input_names
@@ -159,10 +165,7 @@ class Classifier:
         for name in rows[0].inputs or {}:
             values = np.array([row.inputs[name] for row in rows], np.float32)
             inputs[name] = torch.from_numpy(values)
-        check_forward_arguments(self.model, inputs)
-        with torch.no_grad():
-            output = self.model(**{name: t.to(self.device) for name, t in inputs.items()})
-        return logits_of(output).to("cpu", torch.float64).numpy()
+        return inputs
 
 
 def rows_of(arguments: argparse.Namespace, config: Any) -> Iterable[Any]:

@@ -20,7 +20,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from metrics import METRICS, log_loss
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
-from training.settings.setting import check_metrics
 from training.step.evaluation import Evaluation, as_float, probabilities
 from training.tracking.results import report
 
@@ -42,7 +41,7 @@ def measured(name: str, probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 
 def test_metrics_are_well_formed() -> None:
-    check_metrics(METRICS, "loss")
+    TrainConfig(metric="loss").check_metric(METRICS)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "macro_f1", "weighted_f1", "micro_f1", "log_loss"])
@@ -179,7 +178,7 @@ def test_score_has_higher_values_better() -> None:
 )
 def test_wrong_dictionaries_are_refused(metrics: Any, chosen: str, message: str) -> None:
     with pytest.raises(UserError, match=re.sub(r"\?", r"\\?", message)):
-        check_metrics(metrics, chosen)
+        TrainConfig(metric=chosen).check_metric(metrics)
 
 
 BROKEN = {

@@ -161,6 +161,15 @@ def test_dropout_of_nested_configurations() -> None:
     assert gpt.attn_pdrop == gpt.resid_pdrop == gpt.embd_pdrop == 0.25
 
 
+def test_dropout_of_a_module_that_keeps_the_settings() -> None:
+    """Every dropout of a model of one's own is set; settings that it holds stay as they are."""
+    model: Any = nn.Sequential(nn.Dropout(0.5), nn.LSTM(3, 3, 2, dropout=0.5))
+    model.config, model.head_dropout = TrainConfig(dropout=0.5), 0.5
+    prepare_model(model, TrainConfig(dropout=0.1), torch.device("cpu"))
+    assert (model[0].p, model[1].dropout, model.head_dropout) == (0.1, 0.1, 0.1)
+    assert model.config == TrainConfig(dropout=0.5)
+
+
 def test_layerdrop_is_off(caplog: pytest.LogCaptureFixture) -> None:
     bart = small_config("bart")
     with caplog.at_level(logging.INFO, "training"):
@@ -180,8 +189,8 @@ def test_layerdrop_is_off(caplog: pytest.LogCaptureFixture) -> None:
 def test_longest_input(name: str, limit: int, tmp_path: Path) -> None:
     """Positions behind the padding's do not count. One token more fails in the model itself."""
     small_config(name).save_pretrained(tmp_path)
-    config = TrainConfig(model=str(tmp_path))
-    assert pretrained.longest_input(config) == limit
+    model_config = pretrained.load_hf_config(TrainConfig(model=str(tmp_path)))
+    assert pretrained.longest_input(model_config) == limit
 
 
 # -- tokenizer -----------------------------------------------------------------------------------

@@ -22,10 +22,9 @@ from model import build_tokenizer
 from training.dataset.build import open_splits
 from training.dataset.readers import FileRows
 from training.dataset.rows import ReadReport, Row
-from training.dataset.source import Source
+from training.dataset.source import Source, code_of
 from training.dataset.token_store import TokenStore
 from training.dataset.tokenizer import prepare_tokenizer
-from training.distributed.shared_folder import code_of
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 from training.settings.setting import setting

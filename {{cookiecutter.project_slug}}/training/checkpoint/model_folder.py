@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from training.distributed.full_state import load_weights
+from training.distributed.prepare_model import prepare_model
 from training.distributed.ranks import on_main
 from training.distributed.wrap import hugging_face_parts
 from training.settings.config import TrainConfig
@@ -46,6 +47,7 @@ class ModelFolder:
     labels: list[str]
     config: TrainConfig
     tied: dict[str, str] = field(init=False)  # other names of a parameter, and its first name
+    readme: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.tied = tied_names(self.model)
@@ -64,28 +66,9 @@ class ModelFolder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
 
-    def read(self, folder: Path) -> Weights:
-        """The weights that are saved in `folder`. Errors: UserError if they are another model's."""
-        saved = load_file(folder / WEIGHTS)
-        expected = self.model.state_dict()
-        saved |= {name: saved[first] for name, first in self.tied.items() if first in saved}
-        missing, unknown = sorted(expected.keys() - saved), sorted(saved.keys() - expected)
-        other = [f"{name} is {tuple(saved[name].shape)} there and {tuple(tensor.shape)} now"
-                 for name, tensor in expected.items()
-                 if name in saved and saved[name].shape != tensor.shape]  # fmt: skip
-        lists = {"other shapes": other, "only there": unknown, "only in model.py": missing}
-        found = [f"{what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}"
-                 for what, names in lists.items() if names]  # fmt: skip
-        if found:
-            raise UserError(
-                f"the weights in {folder} are not those of the model that model.py builds now "
-                f"({'; '.join(found)}); undo the change of model.py, or train in another run"
-            )
-        return saved
-
     def load(self, folder: Path) -> None:
         """Give the model of every rank the weights of `folder`, which the main process reads."""
-        load_weights(self.model, partial(self.read, folder))
+        load_weights(self.model, partial(read_weights, folder, self.model, self.tied))
 
     def freeze_as_in(self, folder: Path) -> None:
         """Freeze what was frozen in the run that wrote `folder`. Call on every rank."""
@@ -147,11 +130,30 @@ def load_model(folder: Path, build_model: BuildModel, trust_remote_code: bool) -
         )
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     labels = saved_facts(folder)["labels"]
-    model = build_model(config, tokenizer, labels)
-    if config.precision == "fp64":
-        model.double()
-    model.load_state_dict(ModelFolder(model, tokenizer, labels, config).read(folder))
+    model = prepare_model(build_model(config, tokenizer, labels), config, torch.device("cpu"))
+    model.load_state_dict(read_weights(folder, model, tied_names(model)))
     return LoadedModel(model, tokenizer, labels, config)
+
+
+def read_weights(folder: Path, model: nn.Module, tied: dict[str, str]) -> Weights:
+    """The weights that are saved in `folder`, `tied` ones under all their names. Errors: UserError
+    if they are another model's."""
+    saved = load_file(folder / WEIGHTS)
+    expected = model.state_dict()
+    saved |= {name: saved[first] for name, first in tied.items() if first in saved}
+    missing, unknown = sorted(expected.keys() - saved), sorted(saved.keys() - expected)
+    other = [f"{name} is {tuple(saved[name].shape)} there and {tuple(tensor.shape)} now"
+             for name, tensor in expected.items()
+             if name in saved and saved[name].shape != tensor.shape]  # fmt: skip
+    lists = {"other shapes": other, "only there": unknown, "only in model.py": missing}
+    found = [f"{what}: {', '.join(names[:3])}{', ...' if names[3:] else ''}"
+             for what, names in lists.items() if names]  # fmt: skip
+    if found:
+        raise UserError(
+            f"the weights in {folder} are not those of the model that model.py builds now "
+            f"({'; '.join(found)}); undo the change of model.py, or train in another run"
+        )
+    return saved
 
 
 def saved_facts(folder: Path) -> dict[str, list[str]]:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import HfApi
-from huggingface_hub.errors import StrictDataclassFieldValidationError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import find_adapter_config_file
 
+from training.distributed.prepare_model import set_rates
 from training.distributed.wrap import hugging_face_parts
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
@@ -69,9 +69,8 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def longest_input(config: TrainConfig) -> int:
-    """The most tokens that `config.model` has positions for; NO_LIMIT if any number will do."""
-    model_config = load_hf_config(config)
+def longest_input(model_config: PreTrainedConfig) -> int:
+    """The most tokens that a model has positions for; NO_LIMIT if any number will do."""
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 0
     model: nn.Module = nn.Module()
     if type(model_config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -86,23 +85,8 @@ def longest_input(config: TrainConfig) -> int:
 
 
 def set_dropout(model_config: PreTrainedConfig, dropout: float | None) -> None:
-    """Set every dropout of the model, unless it is None. Each architecture has its own names.
-
-    Whole layers are never left out: ranks would leave out different ones.
-    """
-    for name, value in list(vars(model_config).items()):
-        if isinstance(value, PreTrainedConfig):  # composite models: a text model, encoder, decoder
-            set_dropout(value, dropout)
-        elif type(value) not in (int, float, type(None)):
-            continue  # a switch, such as ESM's token_dropout
-        elif "layerdrop" in name and value:
-            log.info("%s is 0 here, not %s: all layers are trained", name, value)
-            setattr(model_config, name, 0.0)
-        elif dropout not in (None, value) and ("dropout" in name or name.endswith("pdrop")):
-            try:
-                setattr(model_config, name, dropout)
-            except StrictDataclassFieldValidationError:  # MPT declares a whole number
-                raise UserError(f"dropout {dropout}: this model's {name} must be {value}") from None
+    """Set every dropout before the model is built: some types make no layer for a dropout of 0."""
+    set_rates(model_config, dropout)
 
 
 # -- weights -------------------------------------------------------------------------------------

@@ -16,14 +16,15 @@ NAMED = Tokenizer.SPECIAL_TOKENS_ATTRIBUTES  # bos_token, eos_token, pad_token, 
 
 def load_hf_tokenizer(config: TrainConfig) -> Tokenizer:
     """The tokenizer of `config.model`. Errors: UserError if it does not go with the model."""
-    name, text_config = config.model, load_hf_config(config).get_text_config()
+    name, model_config = config.model, load_hf_config(config)
+    text_config = model_config.get_text_config()
     remote = {"trust_remote_code": config.trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **remote)
     except Exception as error:  # tokenizers raises bare ones
         check_trust(config, "custom code" in str(error))
         raise UserError(f"{name}: its tokenizer cannot be read ({first_line(error)})") from None
-    limit = min(longest_input(config), tokenizer.model_max_length)
+    limit = min(longest_input(model_config), tokenizer.model_max_length)
     if config.max_length > limit:
         too_long = f"max_length {config.max_length} is more than {name} can read"
         raise UserError(f"{too_long}; give --max-length {limit} or less")

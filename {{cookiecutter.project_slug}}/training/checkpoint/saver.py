@@ -84,9 +84,8 @@ class Saver:
             if is_best:
                 self._write_folder(self.run / "best", step, weights, None)
             self._write_folder(checkpoints / f"step-{step:08d}", step, weights, state)
-            for _, old in checkpoint.saved(checkpoints)[
-                : -self.state.folder.config.keep_checkpoints
-            ]:
+            keep = self.state.folder.config.keep_checkpoints
+            for _, old in checkpoint.saved(checkpoints)[:-keep]:
                 shutil.rmtree(old, ignore_errors=True)
         except Exception as error:
             self.error = error

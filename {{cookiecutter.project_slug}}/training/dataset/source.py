@@ -3,6 +3,7 @@
 Whatever they depend on is in `Source.key`, of which the name of a token store is made.
 """
 
+import ast
 import hashlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from training.dataset.rows import ROW, ReadReport, Row, good_rows
 from training.distributed import watchdog
 from training.distributed.ranks import on_main
-from training.distributed.shared_folder import code_of
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -183,3 +183,52 @@ def describe_kind(kind: Any) -> str:
     text = f"a tuple of {number} texts" if number else "a text"
     inputs = ", ".join(f"{name} of length {n}" if n else name for name, n in sizes.items())
     return f"{text}, {'a' if is_pair else 'no'} pair, and inputs: {inputs or 'none'}"
+
+
+# -- the code that rows depend on -----------------------------------------------------------------
+
+
+def code_of(file: Path) -> dict[str, str]:
+    """The code of a module and of all modules of its project that it imports, also inside functions
+    and by a detour: {path: code}. The machinery in training/ is left out."""
+    file = file.resolve()
+    root, found, waiting = file.parent, {}, [file]
+    while waiting:
+        file = waiting.pop()
+        name, code = file.relative_to(root).as_posix(), file.read_bytes()
+        found[name] = code.decode("utf-8", "replace")
+        tree = ast.parse(code, str(file))
+        tree.body = [node for node in tree.body if not _is_script(node)]
+        for other in _imported_files(tree, file, root):
+            if not other.is_file() or root not in other.parents:
+                continue
+            inside = [parent for parent in other.parents if root in parent.parents]
+            foreign = any((parent / "pyvenv.cfg").exists() for parent in inside)
+            name = other.relative_to(root).as_posix()
+            if not foreign and not name.startswith("training/") and name not in found:
+                waiting.append(other)
+    return found
+
+
+def _is_script(node: ast.stmt) -> bool:
+    """Whether it is `if __name__ == "__main__"`: the rows do not depend on that."""
+    return isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
+
+
+def _imported_files(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:
+    """The files that the imports of `file` would name in its project, whether they exist or not."""
+    for node in ast.walk(tree):
+        names, base = [], root
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            prefix = f"{node.module}." if node.module else ""
+            names = [prefix + alias.name for alias in node.names]
+            base = file.parents[node.level - 1] if node.level else root
+        for name in names:
+            folder = base
+            yield folder / "__init__.py"
+            for part in name.split("."):
+                yield folder / f"{part}.py"
+                folder /= part
+                yield folder / "__init__.py"

@@ -97,11 +97,14 @@ class TokenStore(Dataset[Batch]):
         """Label ids: (n,), or (n, labels) of 0 and 1."""
         return np.asarray(self._labels[self.stored(rows)])
 
-    def label_counts(self) -> np.ndarray:
-        """Rows of each label: (labels,)."""
+    def label_counts(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Rows of each label, all or those that are `chosen`, (n,) bool: (labels,)."""
         counts = np.zeros(len(self.labels), np.int64)
         for begin in range(0, len(self), ROWS_AT_A_TIME):
-            ids = self.label_ids(slice(begin, begin + ROWS_AT_A_TIME))
+            part = slice(begin, begin + ROWS_AT_A_TIME)
+            ids = self.label_ids(part)
+            if chosen is not None:
+                ids = ids[chosen[part]]
             if self.multi_label:
                 ids = ids.nonzero()[1]
             counts += np.bincount(ids, minlength=len(counts))
@@ -117,10 +120,16 @@ class TokenStore(Dataset[Batch]):
         extra = {name: torch.from_numpy(array[stored]) for name, array in self._inputs.items()}
         return inputs | extra
 
-    def __getitem__(self, micro_batch: Any) -> Batch:
-        rows, weight = micro_batch.rows, torch.from_numpy(micro_batch.weight)
+    def batch(
+        self, rows: np.ndarray, weight: np.ndarray | None = None, length: int = 0, plan: Any = None
+    ) -> Batch:
+        """Any rows as tensors, each with weight 1 if none is given."""
         labels = torch.from_numpy(self.label_ids(rows).astype(np.int64))
-        return Batch(self.inputs(rows, micro_batch.length), labels, weight, micro_batch)
+        weights = torch.from_numpy(np.ones(len(rows)) if weight is None else weight)
+        return Batch(self.inputs(rows, length), labels, weights, plan)
+
+    def __getitem__(self, micro_batch: Any) -> Batch:
+        return self.batch(micro_batch.rows, micro_batch.weight, micro_batch.length, micro_batch)
 
     def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
         """Two parts, the second with `fraction` of the rows, of each label as many as that makes;
@@ -157,14 +166,11 @@ class TokenStore(Dataset[Batch]):
 
     def _give_back(self, second: np.ndarray) -> None:
         """Take a text out of `second`, (n,) bool, for each label that has no row outside of it."""
-        left = np.zeros(len(self.labels), np.int64)
-        for begin in range(0, len(self), ROWS_AT_A_TIME):
-            part = slice(begin, begin + ROWS_AT_A_TIME)
-            ids = self.label_ids(part)[~second[part]]
-            left += np.bincount(ids.nonzero()[1] if self.multi_label else ids, minlength=len(left))
-        hashes = self.values("folded")
-        for label in np.flatnonzero((left == 0) & (self.label_counts() > 0)):
-            ids = self.label_ids()
+        lacking = np.flatnonzero((self.label_counts(~second) == 0) & (self.label_counts() > 0))
+        if not len(lacking):
+            return
+        ids, hashes = self.label_ids(), self.values("folded")
+        for label in lacking:
             row = np.argmax(ids[:, label] if self.multi_label else ids == label)
             second[hashes == hashes[row]] = False
 

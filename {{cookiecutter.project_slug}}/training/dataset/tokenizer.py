@@ -32,8 +32,6 @@ from training.settings.errors import UserError
 
 log = logging.getLogger("training")
 MAX_ROWS, MAX_CHARACTERS = 1000, 1 << 20  # tokenized at a time; the latter by at most one text more
-
-
 START = "\u2581"  # marks the beginning of a word while merges are learned
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

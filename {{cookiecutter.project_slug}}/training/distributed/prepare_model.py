@@ -4,8 +4,10 @@ import logging
 from collections.abc import Callable
 
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
+from transformers import PreTrainedConfig
 
 from training.distributed.wrap import hugging_face_parts
 from training.settings.config import TrainConfig
@@ -26,27 +28,35 @@ def prepare_model(model: nn.Module, config: TrainConfig, device: torch.device) -
     return model
 
 
-def set_dropout(model: nn.Module, probability: float | None) -> None:
-    """Set every dropout of `model`, if there is a probability, and its layerdrop to 0.
-
-    Layerdrop leaves out whole layers, by chance on each rank, which then get no gradient there.
-    """
-    layerdrop = 0.0
+def set_dropout(model: nn.Module, dropout: float | None) -> None:
+    """Set every dropout of a model that is built, unless it is None, and its layerdrop to 0."""
     for module in model.modules():
-        # Where a layer keeps the number itself, or reads it from its configuration.
-        for holder in (module, getattr(module, "config", None)):
-            for name, value in list(getattr(holder, "__dict__", {}).items()):
-                if type(value) not in (int, float):
-                    continue
-                if "layerdrop" in name and value:
-                    layerdrop = max(layerdrop, value)
-                    setattr(holder, name, 0.0)
-                elif probability is not None and ("dropout" in name or name.endswith("pdrop")):
-                    setattr(holder, name, probability)
-        if probability is not None and isinstance(module, _DropoutNd):
-            module.p = probability
-    if layerdrop:
-        log.info(f"layerdrop {layerdrop} is set to 0: ranks would train different layers")
+        set_rates(module, dropout)  # where a layer keeps the number, or its configuration does
+        if dropout is not None and isinstance(module, _DropoutNd):
+            module.p = dropout
+
+
+def set_rates(holder: nn.Module | PreTrainedConfig, dropout: float | None) -> None:
+    """Set the dropouts among the numbers of a module or a configuration, unless it is None, and
+    layerdrop to 0. Each architecture has its own names.
+
+    Layerdrop leaves out whole layers: ranks would leave out different ones. Errors: UserError if an
+    architecture takes no such value.
+    """
+    is_open = isinstance(holder, PreTrainedConfig)  # there None stands for a number
+    for name, value in list(vars(holder).items()):
+        if isinstance(value, PreTrainedConfig):  # composite models: a text model, encoder, decoder
+            set_rates(value, dropout)
+        elif type(value) not in (int, float) and not (is_open and value is None):
+            continue  # a switch, such as ESM's token_dropout
+        elif "layerdrop" in name and value:
+            log.info("%s is 0 here, not %s: all layers are trained", name, value)
+            setattr(holder, name, 0.0)
+        elif dropout not in (None, value) and ("dropout" in name or name.endswith("pdrop")):
+            try:
+                setattr(holder, name, dropout)
+            except StrictDataclassFieldValidationError:  # MPT declares a whole number
+                raise UserError(f"dropout {dropout}: this model's {name} must be {value}") from None
 
 
 def enable_gradient_checkpointing(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ To add one, add a line to `TrainConfig` and read it where it is needed, as `conf
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -19,6 +20,7 @@ from training.settings.setting import Facts, facts, setting
 PROJECT = Path(__file__).resolve().parents[2]
 FROM_SCRATCH = "from-scratch"  # the model that needs no download
 AUTO = 0  # what --batch-size auto becomes
+OTHER_VALUES = ("loss", "rows", "step", "epoch", "split")  # of a line of metrics.jsonl
 HUB = "hf://"  # begins the name of a Hugging Face data set, where a file could stand
 
 
@@ -192,6 +194,21 @@ class TrainConfig:
             raise UserError("freeze_encoder and freeze_embeddings are for a pretrained model")
         if self.multi_label and (self.class_weights != "none" or self.label_smoothing):
             raise UserError("class_weights and label_smoothing do not go with multi_label")
+
+    def check_metric(self, metrics: Mapping[str, Any]) -> None:
+        """Refuse METRICS of metrics.py, or a `metric`, that cannot work. Errors: UserError."""
+        for name, entry in metrics.items():
+            if name in OTHER_VALUES or not isinstance(name, str):
+                raise UserError(f"metrics.py: no metric can have the name {name!r}; rename it")
+            match entry:
+                case (function, bool()) if callable(function):
+                    continue
+            raise UserError(
+                f"metrics.py: {name} must be (function, True or False: whether higher is better), "
+                f"not of type {type(entry).__name__}"
+            )
+        known = Facts(choices=(*metrics, "loss"))
+        known.check_value("metric (metrics.py has them, besides loss)", self.metric)
 
 
 def content_of(path: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from training.settings.config import AUTO, PROJECT, TrainConfig, resolve_path
 from training.settings.errors import UserError, did_you_mean
-from training.settings.setting import check_metrics, facts
+from training.settings.setting import facts
 
 FACTS = {f.name: facts(f) for f in fields(TrainConfig)}
 ALIASES = {alias: name for name, about in FACTS.items() for alias in about.aliases}
@@ -132,7 +132,7 @@ def load_config(argv: list[str], metrics: Mapping[str, Any] | None = None) -> Tr
     config = TrainConfig(**(values | flags))
     config.check()
     if metrics is not None:
-        check_metrics(metrics, config.metric)
+        config.check_metric(metrics)
     return config
 
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, field
 from typing import Any
 
@@ -43,25 +42,6 @@ class Facts:
             rule = self.rule
         if rule:
             raise UserError(f"{name} must be {rule}, not {value!r}{hint}")
-
-
-OTHER_VALUES = ("loss", "rows", "step", "epoch", "split")  # of a line of metrics.jsonl
-
-
-def check_metrics(metrics: Mapping[str, Any], chosen: str) -> None:
-    """Refuse METRICS of metrics.py, and a setting `metric`, that cannot work. Errors: UserError."""
-    for name, entry in metrics.items():
-        if name in OTHER_VALUES or not isinstance(name, str):
-            raise UserError(f"metrics.py: no metric can have the name {name!r}; rename it")
-        match entry:
-            case (function, bool()) if callable(function):
-                continue
-        raise UserError(
-            f"metrics.py: {name} must be (function, True or False: whether higher is better), not "
-            f"of type {type(entry).__name__}"
-        )
-    known = Facts(choices=(*metrics, "loss"))
-    known.check_value("metric (metrics.py has them, besides loss)", chosen)
 
 
 def setting(default: Any, help: str, *choices: str, **more: Any) -> Any:

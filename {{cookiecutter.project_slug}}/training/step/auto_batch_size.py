@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from training.dataset.token_store import Batch, TokenStore
+from training.dataset.token_store import TokenStore
 from training.distributed.ranks import reduce_tensor
 from training.distributed.wrap import gradient_sync
 from training.settings.config import AUTO, TrainConfig
@@ -45,9 +45,7 @@ def _runs_out_of_memory(
     rows: np.ndarray, store: TokenStore, wrapped: nn.Module, model: nn.Module
 ) -> bool:
     """Whether a forward and backward of `rows` runs out of memory on any rank."""
-    labels = torch.from_numpy(store.label_ids(rows).astype(np.int64))
-    batch = Batch(store.inputs(rows), labels, torch.ones(len(rows)), plan=None)
-    batch = batch.to(next(model.parameters()).device)
+    batch = store.batch(rows).to(next(model.parameters()).device)
     ran_out = False
     try:
         with gradient_sync(wrapped, model, ends_step=False):

@@ -22,7 +22,6 @@ from training.distributed.ranks import is_main, on_main
 from training.distributed.wrap import make_autocast
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
-from training.settings.setting import check_metrics
 from training.step.loss import RowLoss, check_logits, check_losses, logits_of, row_weight
 
 Arrays = list[np.ndarray]
@@ -72,7 +71,7 @@ class Evaluator:
     should_stop: Callable[[], bool] = lambda: False  # asked before each batch, on all ranks alike
 
     def __post_init__(self) -> None:
-        check_metrics(self.metrics, self.config.metric)
+        self.config.check_metric(self.metrics)
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +87,7 @@ class Evaluator:
         longest = store.by_length()[-self.config.eval_batch_size :]
         device, shape = self.device, (len(store), len(store.labels))
         devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices, device_type=device.type), _inference(self.model):
+        with torch.random.fork_rng(devices, device_type=device.type), inference(self.model):
             (logits,) = self._on_host([self._logits(store, longest)])
         measured = on_main(lambda: self._measure(store, np.resize(logits, shape)))
         if not math.isfinite(measured["loss"]):
@@ -102,7 +101,7 @@ class Evaluator:
         order, world_size = store.by_length(), dist.get_world_size()
         size = self.config.eval_batch_size
         batches = [order[i : i + size] for i in range(0, len(order), size)]
-        with _inference(self.model):
+        with inference(self.model):
             own_logits = self._own_logits(store, batches, description)
         if own_logits is None:
             return None
@@ -180,7 +179,7 @@ class Evaluator:
 
 
 @contextmanager
-def _inference(model: nn.Module) -> Iterator[None]:
+def inference(model: nn.Module) -> Iterator[None]:
     """No dropout and no gradients; afterwards the model is in training mode."""
     model.eval()
     with torch.no_grad():

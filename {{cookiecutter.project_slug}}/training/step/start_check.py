@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.dataset.token_store import Splits
+from training.dataset.token_store import Batch, Splits
 from training.distributed.ranks import on_main
 from training.distributed.wrap import HALF, word_embeddings
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 from training.step.batch_plan import TOO_LITTLE_MEMORY
+from training.step.evaluation import inference
 from training.step.loss import ModelWithLoss, check_forward_arguments, logits_of
 
 log = logging.getLogger("training")
@@ -38,17 +39,16 @@ def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -
     model, train = with_loss.model, splits["train"]
     order, device = train.by_length(), next(model.parameters()).device
     few = order[np.linspace(0, len(order) - 1, TRIED_ROWS).astype(int)]
-    inputs = {name: tensor.to(device) for name, tensor in train.inputs(few).items()}
-    check_forward_arguments(model, inputs)
-    labels = torch.from_numpy(train.label_ids(few).astype(np.int64)).to(device)
+    batch = train.batch(few).to(device)
+    check_forward_arguments(model, batch.inputs)
 
     def try_model() -> list[str]:
         before = [buffer.clone() for buffer in model.buffers()]
         with embeddings_checked(model):
             check_token_ids(model, splits)
-            unused = unused_parameters(with_loss, inputs, labels, config.precision)
-            check_padding(model, inputs, train.pad_id, config.max_length)
-        check_buffers(model, inputs, before)
+            unused = unused_parameters(with_loss, batch, config.precision)
+            check_padding(model, batch.inputs, train.pad_id, config.max_length)
+        check_buffers(model, batch.inputs, before)
         return unused
 
     unused = on_main(try_model)
@@ -58,7 +58,7 @@ def check_model(with_loss: ModelWithLoss, splits: Splits, config: TrainConfig) -
     if unused:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else "")
         log.info(f"frozen, since the loss does not depend on them: {shown}")
-    return inputs
+    return batch.inputs
 
 
 def check_token_ids(model: nn.Module, splits: Splits) -> None:
@@ -96,22 +96,22 @@ def embeddings_checked(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def unused_parameters(
-    with_loss: ModelWithLoss, inputs: Inputs, labels: Tensor, precision: str
-) -> list[str]:
+def unused_parameters(with_loss: ModelWithLoss, batch: Batch, precision: str) -> list[str]:
     """Names of trained parameters that get no gradient from the loss of these rows."""
-    model, weight = with_loss.model.train(), torch.ones(len(labels), device=labels.device)
+    model, half = with_loss.model.train(), len(batch.labels) // 2
     try:
-        with_loss.forward(inputs, labels, weight).sum().backward()  # as it is, not compiled
+        loss = with_loss.forward(batch.inputs, batch.labels, batch.weight)  # not compiled
+        loss.sum().backward()
     except torch.OutOfMemoryError:
         model.zero_grad()
-        if len(labels) == 1:
+        if not half:
             raise UserError(TOO_LITTLE_MEMORY) from None
-        half = {name: tensor[len(labels) // 2 :] for name, tensor in inputs.items()}
-        return unused_parameters(with_loss, half, labels[len(labels) // 2 :], precision)
+        inputs = {name: tensor[half:] for name, tensor in batch.inputs.items()}
+        fewer = Batch(inputs, batch.labels[half:], batch.weight[half:], plan=None)
+        return unused_parameters(with_loss, fewer, precision)
     except RuntimeError as error:
         if precision in HALF:
-            logits_of(model(**inputs))  # fails as well, if the precision is not the reason
+            logits_of(model(**batch.inputs))  # fails as well, if the precision is not the reason
             raise UserError(
                 f"the model does not work with --precision {precision}: {error}"
             ) from None
@@ -124,7 +124,6 @@ def unused_parameters(
     return unused
 
 
-@torch.no_grad()
 def check_buffers(model: nn.Module, inputs: Inputs, before: list[Tensor]) -> None:
     """Give the buffers the values that they had `before` a forward of training.
 
@@ -132,20 +131,19 @@ def check_buffers(model: nn.Module, inputs: Inputs, before: list[Tensor]) -> Non
     """
     pairs = list(zip(model.named_buffers(), before, strict=True))
     changed = [name for (name, now), old in pairs if not torch.equal(now, old)]
-    model.eval()
-    after = logits_of(model(**inputs)) if changed else None
-    for (_, buffer), old in pairs:
-        buffer.copy_(old)
-    if after is not None and not torch.equal(after, logits_of(model(**inputs))):
+    with inference(model):
+        after = logits_of(model(**inputs)) if changed else None
+        for (_, buffer), old in pairs:
+            buffer.copy_(old)
+        is_same = after is None or torch.equal(after, logits_of(model(**inputs)))
+    if not is_same:
         raise UserError(
             f"model.py: training changes the buffers {', '.join(changed[:5])}: every rank and "
             "micro-batch would have its own (running statistics, as BatchNorm has); use LayerNorm, "
             "or a parameter"
         )
-    model.train()
 
 
-@torch.no_grad()
 def check_padding(model: nn.Module, inputs: Inputs, pad_id: int, max_length: int) -> None:
     """Compare the logits of rows alone and padded. Errors: UserError if they differ.
 
@@ -160,13 +158,13 @@ def check_padding(model: nn.Module, inputs: Inputs, pad_id: int, max_length: int
         padded = {
             k: F.pad(t, (0, more), value=fill[k]) if k in fill else t for k, t in inputs.items()
         }
-    model.eval()
     alone = []
-    for i, length in enumerate(lengths):
-        row = {k: t[i : i + 1, :length] if k in TOKENS else t[i : i + 1] for k, t in inputs.items()}
-        alone.append(logits_of(model(**row)))
-    logits, together = torch.cat(alone), logits_of(model(**padded))
-    model.train()
+    with inference(model):
+        for i, length in enumerate(lengths):
+            rows = {k: t[i : i + 1] for k, t in inputs.items()}
+            row = {k: t[:, :length] if k in TOKENS else t for k, t in rows.items()}
+            alone.append(logits_of(model(**row)))
+        logits, together = torch.cat(alone), logits_of(model(**padded))
     change, spread = (logits - together).abs().max(), (logits.amax(0) - logits.amin(0)).max()
     if change <= ROUNDING * logits.abs().max():
         return

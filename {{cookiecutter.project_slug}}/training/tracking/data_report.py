@@ -110,7 +110,7 @@ def parse() -> tuple[Path, TrainConfig]:
 
 def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleType) -> None:
     """Print the report on the rows of `source` (data.py), and write it as text and picture."""
-    from training.checkpoint.pretrained import longest_input
+    from training.checkpoint.pretrained import load_hf_config, longest_input
     from training.dataset.build import open_splits
     from training.dataset.source import Source
     from training.dataset.tokenizer import prepare_tokenizer
@@ -123,7 +123,7 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
         splits = open_splits(rows, tokenizer)
         longest = 512  # memory grows with the square: more is not suggested unless it is usual
         if config.model != FROM_SCRATCH:
-            longest = min(longest_input(config), 8192)
+            longest = min(longest_input(load_hf_config(config)), 8192)
         sections = describe(config, splits, tokenizer, longest)
         text = "\n".join("\n  ".join([title, *lines]) + "\n" for title, lines in sections.items())
         folder.mkdir(parents=True, exist_ok=True)
