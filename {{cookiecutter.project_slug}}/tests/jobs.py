@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -380,17 +381,48 @@ def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: in
         run_stopped_at(config, stop)
 
 
-def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int) -> None:
-    """A run in which, from `step` on, one rank's memory holds at most `rows` rows."""
+class GraphProbe:
+    """A hook that lives as long as the graph of a forward does."""
+
+    def __init__(self, in_backward: Callable[[], None]) -> None:
+        self.in_backward = in_backward
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self.in_backward()
+
+
+def run_with_little_memory(
+    config: TrainConfig, rank: int, rows: int, step: int, where: str = "forward"
+) -> int:
+    """A run in which, from `step` on, one rank's memory holds at most `rows` rows. Returns how
+    often a forward began while the graph of one that had run out of memory still existed."""
+    last_rows, failed, still_there = 0, False, 0
+    last_graph: Any = lambda: None  # noqa: E731, a weak reference
+
+    def check(place: str) -> None:
+        nonlocal failed
+        is_due = torch.distributed.get_rank() == rank and watchdog.position.step >= step
+        if is_due and place == where and last_rows > rows:
+            failed = True
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     def loss(logits: Any, *args: Any) -> torch.Tensor:
-        due = torch.distributed.get_rank() == rank and watchdog.position.step >= step
-        if due and len(logits) > rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        nonlocal last_rows, failed, last_graph, still_there
+        still_there += failed and last_graph() is not None
+        last_rows, failed = len(logits), False
+        if logits.requires_grad:
+            probe = GraphProbe(partial(check, "backward"))
+            logits.register_hook(probe)
+            last_graph = weakref.ref(probe)
+        check("forward")
         return loss_per_row(logits, *args)
 
-    with Patch(train, "loss_per_row", loss):
+    def update(optimizer: torch.optim.Optimizer) -> None:
+        check("update" if optimizer.state else "first update")
+
+    with Patch(train, "loss_per_row", loss), before_each_update(update):
         run(config)
+    return still_there
 
 
 def run_with_broken_evaluation(config: TrainConfig) -> None:
