@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,7 +148,9 @@ class WatchingOperations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         if "_local_scalar_dense" in name or "nonzero" in name:
-            self.see("reads", [])
+            callers = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
+            in_mask = any(file.endswith("masking_utils.py") for file in callers)
+            self.see("reads of the mask" if in_mask else "reads", [])
         elif name.startswith("c10d."):
             self.see(name.split(".")[1], args[0])
         return func(*args, **(kwargs or {}))
@@ -379,6 +382,13 @@ def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: in
 
     with Patch(train, "loss_per_row", loss):
         run_stopped_at(config, stop)
+
+
+def run_in_fp16(config: TrainConfig, bad_steps: list[int], growth_interval: int) -> None:
+    """A run whose loss scale grows after so many good steps, and overflows in the bad ones."""
+    scaler = partial(torch.amp.GradScaler, growth_interval=growth_interval)
+    with Patch(torch.amp, "GradScaler", scaler):
+        run_with_bad_loss(replace(config, precision="fp16"), "gradient", bad_steps)
 
 
 class GraphProbe:
