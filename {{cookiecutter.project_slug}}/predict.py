@@ -109,19 +109,19 @@ class Classifier:
     """A trained model. Errors: UserError if `folder` is not a run's, or fits another model.py."""
 
     def __init__(self, folder: Path, batch_size: int = 32, trust_remote_code: bool = False) -> None:
-        import torch
         from transformers import logging
 
         from model import build_model
         from training.checkpoint.model_folder import load_model
         from training.dataset.tokenizer import Encoder
+        from training.distributed.ranks import find_accelerator
 
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         loaded = load_model(folder, build_model, trust_remote_code)
         self.labels, self.config, self.tokenizer = loaded.labels, loaded.config, loaded.tokenizer
         self.batch_size = batch_size
-        self.device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+        self.device = find_accelerator() or "cpu"
         self.model = loaded.model.to(self.device).eval()
         self.encode = Encoder(self.tokenizer, self.config.max_length, self.config.truncate)
 

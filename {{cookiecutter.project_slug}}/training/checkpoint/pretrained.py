@@ -6,8 +6,9 @@ nothing is asked on standard input, unless `trust_remote_code` says so.
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -19,44 +20,62 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import find_adapter_config_file
 
 from training.distributed.prepare_model import set_rates
+from training.distributed.ranks import local_main_first
 from training.distributed.wrap import hugging_face_parts
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
 
 log = logging.getLogger("training")
 NO_LIMIT = 10**9
+T = TypeVar("T")
 
 
 # -- configuration -------------------------------------------------------------------------------
 
 
+def load_from(name: str, what: str, load: Callable[..., T], **options: Any) -> T:
+    """`load(name, **options)`, where `name` is a folder or a model of the hub. Of the ranks of a
+    machine local rank 0 asks the hub, then the others read its cache."""
+    if Path(name).is_dir():
+        return load(name, **options)
+    with local_main_first(f"{what} of {name}") as is_cached:
+        return load(name, local_files_only=is_cached, **options)
+
+
 def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
     """The configuration of `config.model`. Errors: UserError if it is not a model to train."""
-    name, remote = config.model, config.trust_remote_code
-    options: dict[str, Any] = {"local_files_only": True}
     try:
-        try:
-            content, _ = PreTrainedConfig.get_config_dict(name, **options)
-        except OSError:
-            if not Path(name).is_dir():
-                HfApi().model_info(name, timeout=10)  # fails soon; a download would retry long
-            content, options = {}, {}
-        if "model_type" not in content and (adapter := find_adapter_config_file(name, **options)):
-            base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
-            raise UserError(f"{name} is a LoRA adapter of {base}; merge it first")
-        content = content or PreTrainedConfig.get_config_dict(name, **options)[0]
-        is_known = content.get("model_type") in transformers.CONFIG_MAPPING
-        check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
-        if content.get("quantization_config"):
-            raise UserError(f"{name} has quantized weights; give the model that they were made of")
-        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=remote, **options)
+        return load_from(config.model, "the configuration", _read_hf_config, config=config)
     except UserError:
         raise
     except Exception as error:  # of the file system, or any of the network client's kinds
         raise UserError(
-            f"model {name!r} is neither a model folder nor a Hugging Face model that can be "
-            f"reached from here; check the name and the network ({first_line(error)})"
+            f"model {config.model!r} is neither a model folder nor a Hugging Face model that can be"
+            f" reached from here; check the name and the network ({first_line(error)})"
         ) from None
+
+
+def _read_hf_config(
+    name: str, config: TrainConfig, local_files_only: bool = False
+) -> PreTrainedConfig:
+    remote, options = config.trust_remote_code, {"local_files_only": True}
+    try:
+        content, _ = PreTrainedConfig.get_config_dict(name, **options)
+    except OSError:
+        if local_files_only:
+            raise
+        if not Path(name).is_dir():
+            HfApi().model_info(name, timeout=10)  # fails soon; a download would retry long
+        content, options = {}, {}
+    if "model_type" not in content and (adapter := find_adapter_config_file(name, **options)):
+        base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
+        raise UserError(f"{name} is a LoRA adapter of {base}; merge it first")
+    content = content or PreTrainedConfig.get_config_dict(name, **options)[0]
+    is_known = content.get("model_type") in transformers.CONFIG_MAPPING
+    check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
+    if content.get("quantization_config"):
+        raise UserError(f"{name} has quantized weights; give the model that they were made of")
+    return transformers.AutoConfig.from_pretrained(name, trust_remote_code=remote, **options)
 
 
 def check_trust(config: TrainConfig, is_needed: bool) -> None:
@@ -110,8 +129,10 @@ def load_classifier(
     if name == FROM_SCRATCH or not config.pretrained:
         return transformers.AutoModelForSequenceClassification.from_config(model_config, **options)
     try:
-        model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        model, info = load_from(
             name,
+            "the weights",
+            transformers.AutoModelForSequenceClassification.from_pretrained,
             config=model_config,
             ignore_mismatched_sizes=True,  # another number of labels
             output_loading_info=True,

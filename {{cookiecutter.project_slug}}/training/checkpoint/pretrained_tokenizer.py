@@ -7,7 +7,13 @@ from tokenizers.normalizers import Replace, Sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from training.checkpoint.pretrained import check_trust, first_line, load_hf_config, longest_input
+from training.checkpoint.pretrained import (
+    check_trust,
+    first_line,
+    load_from,
+    load_hf_config,
+    longest_input,
+)
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -20,7 +26,7 @@ def load_hf_tokenizer(config: TrainConfig) -> Tokenizer:
     text_config = model_config.get_text_config()
     remote = {"trust_remote_code": config.trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **remote)
+        tokenizer = load_from(name, "the tokenizer", AutoTokenizer.from_pretrained, **remote)
     except Exception as error:  # tokenizers raises bare ones
         check_trust(config, "custom code" in str(error))
         raise UserError(f"{name}: its tokenizer cannot be read ({first_line(error)})") from None
