@@ -212,8 +212,7 @@ def test_flight_recorder(ranks: Ranks, tmp_path: Path) -> None:
         ranks.run(2, machines.recorded_collectives, str(tmp_path / "x_"))
     ):
         assert path == str(tmp_path / f"x_{rank}")
-        assert names[0] == "gloo:all_reduce"
-        assert any("gather" in name for name in names)
+        assert "gloo:all_reduce" in names
 
 
 # -- stopping ------------------------------------------------------------------------------------

@@ -171,6 +171,8 @@ class MainProcessError(RuntimeError):
 
 def on_main(function: Callable[[], T]) -> T:
     """Call `function` on the main process; every rank gets its result, or raises its error."""
+    if not dist.is_initialized():
+        return function()
     outcome: list[Any] = [None, None, False]  # result, error's message, whether that says it all
     if is_main():
         try:
