@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,18 @@ def two_machines() -> Iterator[None]:
     with Patch(platform, "node", lambda: f"machine{rank // 2}"):
         ranks.setup(TIMEOUT)
         yield
+
+
+def shared_results(calls: int, broken: str = "") -> list[str]:
+    """What local rank 0 of the machine has given in each of so many calls; one machine fails."""
+
+    def function(number: int) -> str:
+        if platform.node() == broken:
+            raise OSError("broken")
+        return f"{platform.node()}, {number}"
+
+    with two_machines():
+        return [ranks.on_local_main(partial(function, number)) for number in range(calls)]
 
 
 def hashed_files(config: TrainConfig, recent_ns: int) -> tuple[list[str], list[str]]:

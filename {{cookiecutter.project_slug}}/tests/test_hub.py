@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from ranks import Ranks
 
-from training.checkpoint import pretrained
 from training.dataset import arrow
 from training.dataset.readers import FileRows, read_files
 from training.dataset.rows import ReadReport, Row, good_rows
@@ -159,7 +158,7 @@ def test_one_rank_of_a_machine_asks_for_a_model(
     ranks: Ranks, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Local rank 0 asks for configuration, tokenizer and weights; the other ranks wait for each,
-    and read it from the cache. A folder is read by all at once."""
+    and read it from the cache."""
     config = TrainConfig(model="o/m", max_length=32)
     job = machines.model_requests, config, str(tiny_model), tmp_path
     for rank, requests in enumerate(ranks.run(4, *job)):
@@ -172,7 +171,6 @@ def test_one_rank_of_a_machine_asks_for_a_model(
         else:
             assert online == []
             assert all(was_there for *_, was_there in requests)
-    assert pretrained.load_from(str(tmp_path), "it", lambda name, **options: options) == {}
 
 
 @pytest.mark.parametrize("name", ["hf://n", "hf://o/n/a/b", "hf://o/n:", "hf:///o/n"])

@@ -13,7 +13,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 from training.distributed.watchdog import DUMP_VARIABLES
-from training.launch import agent, cpus
+from training.launch import agent, cpus, worker
+from training.settings.config import TrainConfig
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -131,6 +132,25 @@ def test_threads_follow_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
         cpus.share_cpus(2)
         assert os.environ["OMP_NUM_THREADS"] == expected
         assert os.environ["RAYON_NUM_THREADS"] == "6"
+
+
+def test_threads_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain `python train.py` takes no more threads than it has CPUs, by their quota."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(cpus, "usable_cpus", lambda: 2)
+    try:
+        for start, expected in ((3, 2), (1, 1)):
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+            torch.set_num_threads(start)
+            worker.choose_kernels(TrainConfig())
+            assert torch.get_num_threads() == expected
+            assert os.environ["RAYON_NUM_THREADS"] == "2"
+        torch.set_num_threads(3)  # now OMP_NUM_THREADS is set
+        worker.choose_kernels(TrainConfig())
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.10.1", "2.11.0", "2.13.0+cpu"])

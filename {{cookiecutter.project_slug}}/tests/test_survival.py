@@ -149,6 +149,15 @@ def test_a_silent_network_ends_the_rank(ranks: Ranks) -> None:
     assert ranks.run(2, machines.silent_network) == [[HUNG], [HUNG]]
 
 
+def test_ranks_of_a_machine_share_a_result_or_a_failure(ranks: Ranks) -> None:
+    """Each machine its own; a failure of its local rank 0 ends its ranks, and only these."""
+    results = ranks.run(4, machines.shared_results, 2)
+    assert results == [["machine0, 0", "machine0, 1"]] * 2 + [["machine1, 0", "machine1, 1"]] * 2
+    with pytest.raises(RankError, match="rank 2: OSError: broken") as error:
+        ranks.run(4, machines.shared_results, 2, "machine1")
+    assert error.value.kinds == ["OSError", "MainProcessError"]
+
+
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Make PyTorch see devices; what `setup` gives to init_process_group is kept."""

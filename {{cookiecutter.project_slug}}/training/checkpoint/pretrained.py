@@ -6,9 +6,8 @@ nothing is asked on standard input, unless `trust_remote_code` says so.
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
@@ -27,55 +26,45 @@ from training.settings.errors import UserError
 
 log = logging.getLogger("training")
 NO_LIMIT = 10**9
-T = TypeVar("T")
 
 
 # -- configuration -------------------------------------------------------------------------------
 
 
-def load_from(name: str, what: str, load: Callable[..., T], **options: Any) -> T:
-    """`load(name, **options)`, where `name` is a folder or a model of the hub. Of the ranks of a
-    machine local rank 0 asks the hub, then the others read its cache."""
-    if Path(name).is_dir():
-        return load(name, **options)
-    with local_main_first(f"{what} of {name}") as is_cached:
-        return load(name, local_files_only=is_cached, **options)
-
-
 def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
     """The configuration of `config.model`. Errors: UserError if it is not a model to train."""
+    name, remote = config.model, config.trust_remote_code
+    options: dict[str, Any] = {"local_files_only": True}
     try:
-        return load_from(config.model, "the configuration", _read_hf_config, config=config)
+        with local_main_first("configuration", name) as is_cached:
+            try:
+                content, _ = PreTrainedConfig.get_config_dict(name, **options)
+            except OSError:
+                if is_cached:
+                    raise
+                if not Path(name).is_dir():
+                    HfApi().model_info(name, timeout=10)  # fails soon; a download retries long
+                content, options = {}, {}
+            adapter = "model_type" not in content and find_adapter_config_file(name, **options)
+            if adapter:
+                base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
+                raise UserError(f"{name} is a LoRA adapter of {base}; merge it first")
+            content = content or PreTrainedConfig.get_config_dict(name, **options)[0]
+            is_known = content.get("model_type") in transformers.CONFIG_MAPPING
+            check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
+            if content.get("quantization_config"):
+                problem = f"{name} has quantized weights"
+                raise UserError(f"{problem}; give the model that they were made of")
+            return transformers.AutoConfig.from_pretrained(
+                name, trust_remote_code=remote, **options
+            )
     except UserError:
         raise
     except Exception as error:  # of the file system, or any of the network client's kinds
         raise UserError(
-            f"model {config.model!r} is neither a model folder nor a Hugging Face model that can be"
-            f" reached from here; check the name and the network ({first_line(error)})"
+            f"model {name!r} is neither a model folder nor a Hugging Face model that can be "
+            f"reached from here; check the name and the network ({first_line(error)})"
         ) from None
-
-
-def _read_hf_config(
-    name: str, config: TrainConfig, local_files_only: bool = False
-) -> PreTrainedConfig:
-    remote, options = config.trust_remote_code, {"local_files_only": True}
-    try:
-        content, _ = PreTrainedConfig.get_config_dict(name, **options)
-    except OSError:
-        if local_files_only:
-            raise
-        if not Path(name).is_dir():
-            HfApi().model_info(name, timeout=10)  # fails soon; a download would retry long
-        content, options = {}, {}
-    if "model_type" not in content and (adapter := find_adapter_config_file(name, **options)):
-        base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
-        raise UserError(f"{name} is a LoRA adapter of {base}; merge it first")
-    content = content or PreTrainedConfig.get_config_dict(name, **options)[0]
-    is_known = content.get("model_type") in transformers.CONFIG_MAPPING
-    check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
-    if content.get("quantization_config"):
-        raise UserError(f"{name} has quantized weights; give the model that they were made of")
-    return transformers.AutoConfig.from_pretrained(name, trust_remote_code=remote, **options)
 
 
 def check_trust(config: TrainConfig, is_needed: bool) -> None:
@@ -129,15 +118,15 @@ def load_classifier(
     if name == FROM_SCRATCH or not config.pretrained:
         return transformers.AutoModelForSequenceClassification.from_config(model_config, **options)
     try:
-        model, info = load_from(
-            name,
-            "the weights",
-            transformers.AutoModelForSequenceClassification.from_pretrained,
-            config=model_config,
-            ignore_mismatched_sizes=True,  # another number of labels
-            output_loading_info=True,
-            **options,
-        )
+        with local_main_first("weights", name) as is_cached:
+            model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+                name,
+                config=model_config,
+                ignore_mismatched_sizes=True,  # another number of labels
+                output_loading_info=True,
+                local_files_only=is_cached,
+                **options,
+            )
     except (OSError, SafetensorError) as error:
         raise UserError(f"{name}: its weights cannot be read ({first_line(error)})") from None
     new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}

@@ -188,17 +188,19 @@ def on_main(function: Callable[[], T]) -> T:
 
 
 @contextmanager
-def local_main_first(what: str) -> Iterator[bool]:
+def local_main_first(what: str, name: str = "") -> Iterator[bool]:
     """In the `with`, local rank 0 of each machine goes first: what it downloads is then in the
-    cache. Yields whether this rank comes later, and need not ask the network."""
-    key = f"{platform.node()}: {what}"
-    later = dist.is_initialized() and rank_from(os.environ)[1] > 0
+    cache. Yields whether this rank comes later, and need not ask the network. If `name` is a folder
+    here, nobody waits."""
+    key = f"{platform.node()}: {what} {name}"
+    is_ordered = dist.is_initialized() and not (name and os.path.isdir(name))
+    later = is_ordered and rank_from(os.environ)[1] > 0
     if later:
         _store.wait([key])
     try:
         yield later
     finally:
-        if dist.is_initialized() and not later:
+        if is_ordered and not later:
             _store.set(key, "done")
 
 

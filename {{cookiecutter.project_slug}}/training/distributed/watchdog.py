@@ -118,13 +118,12 @@ class Watchdog(threading.Thread):
                 text = f"the main process's machine does not answer ({str(error).splitlines()[0]})"
             if self._is_late() and not self.stopped.is_set():
                 write_error(text, with_threads=True)
-                get_error_handler().record_exception(UserError(text))  # for the launcher
+                get_error_handler().record_exception(UserError(text))  # for the launcher, to print
                 # If the device keeps Python's lock, only this ends the process.
                 faulthandler.dump_traceback_later(DUMP_TIMEOUT_S, exit=True)
                 if path := dump_flight_recorder():
-                    advice = f"the last collectives are in {path} (torchfrtrace reads them)"
-                    write_error(advice)
-                    get_error_handler().record_exception(UserError(f"{text}; {advice}"))
+                    text += f"; the last collectives are in {path}"
+                    get_error_handler().record_exception(UserError(text))
                 os._exit(HUNG)
 
     def stop(self) -> None:

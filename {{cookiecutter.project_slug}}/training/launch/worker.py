@@ -37,9 +37,6 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     die_with_launcher()
     get_error_handler().initialize()
     code = 0
-    if "OMP_NUM_THREADS" not in os.environ:  # not started by a launcher
-        share_cpus(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        torch.set_num_threads(min(torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])))
     try:
         choose_kernels(config)
         # The watchdog ends a wait first, since it knows more than a collective.
@@ -67,6 +64,9 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
 
 def choose_kernels(config: TrainConfig) -> None:
     """Call first. With `--deterministic`, PyTorch refuses operations without such a kernel."""
+    if "OMP_NUM_THREADS" not in os.environ:  # not started by a launcher
+        share_cpus(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        torch.set_num_threads(min(torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
         torch.use_deterministic_algorithms(True)
