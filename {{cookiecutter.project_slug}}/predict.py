@@ -10,6 +10,7 @@ A multi-label model gives all labels with a probability of at least a half.
 
 import argparse
 import csv
+import io
 import json
 import math
 import re
@@ -61,6 +62,8 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError("give one of texts, --input and --split")
     results = classify(arguments)
     if output is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # any text, whatever the terminal has
         write(results, sys.stdout, ".tsv", header=False)
         return
     partial = output.with_name(f".{output.name}.part")

@@ -6,6 +6,7 @@ list) makes a bad row, and so does an empty text or label, or a blank line befor
 """
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
@@ -36,7 +37,6 @@ from training.dataset.rows import (
     text_of,
     texts_of,
 )
-from training.distributed.shared_folder import content_key
 from training.settings.config import HUB, TrainConfig
 from training.settings.errors import UserError
 
@@ -64,14 +64,13 @@ class FileRows:
 
     def fingerprint(self) -> str:
         """A text that changes when the rows change: a hash of the files' content."""
-        return content_key(
-            *(
-                [path, path.data._fingerprint]
-                if isinstance(path, HubSplit)
-                else [path.name, file_hash(path, self.cache)]
-                for path in self.paths
-            )
-        )
+        digest = hashlib.sha256()
+        for path in self.paths:
+            if isinstance(path, HubSplit):
+                digest.update(f"{path} {path.data._fingerprint}".encode())
+            else:
+                digest.update(f"{path.name} {file_hash(path, self.cache)}".encode())
+        return digest.hexdigest()
 
 
 def read_files(names: Sequence[str], split: str, config: TrainConfig) -> FileRows:
