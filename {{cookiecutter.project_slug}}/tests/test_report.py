@@ -1,5 +1,6 @@
 """The data report: every count against a count by hand, and the files that the command writes."""
 
+import io
 import logging
 import random
 import re
