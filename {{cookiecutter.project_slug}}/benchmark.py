@@ -188,9 +188,10 @@ def main() -> None:
     config = parse_args(flags, METRICS)
     import torch
 
+    from training.distributed.ranks import find_accelerator
     from training.launch.launcher import default_ranks
 
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device = find_accelerator() or torch.device("cpu")
     rows = own.rows or STEPS * (config.global_batch_size or 32)
     folder = Path(config.runs_dir) / time.strftime("benchmark-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)

@@ -24,6 +24,10 @@ while [[ -L $script ]]; do # called through a symbolic link: the project is wher
   script=$target
 done
 here=$(CDPATH='' cd -- "$(dirname -- "$script")" && pwd)
+if [[ $here == *:* ]]; then # PYTHONPATH, below, is a list that colons separate
+  echo "launch.sh: the path of the project must not have a colon: $here; rename the folder" >&2
+  exit 2
+fi
 
 # The Python to use: $PYTHON, else an active environment, else this folder's .venv, else PATH's.
 candidates=("$here/.venv/bin/python" python python3)

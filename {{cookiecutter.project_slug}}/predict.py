@@ -10,6 +10,7 @@ A multi-label model gives all labels with a probability of at least a half.
 
 import argparse
 import csv
+import io
 import json
 import math
 import re
@@ -61,6 +62,8 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError("give one of texts, --input and --split")
     results = classify(arguments)
     if output is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # any text, whatever the terminal has
         write(results, sys.stdout, ".tsv", header=False)
         return
     partial = output.with_name(f".{output.name}.part")
@@ -109,19 +112,19 @@ class Classifier:
     """A trained model. Errors: UserError if `folder` is not a run's, or fits another model.py."""
 
     def __init__(self, folder: Path, batch_size: int = 32, trust_remote_code: bool = False) -> None:
-        import torch
         from transformers import logging
 
         from model import build_model
         from training.checkpoint.model_folder import load_model
         from training.dataset.tokenizer import Encoder
+        from training.distributed.ranks import find_accelerator
 
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         loaded = load_model(folder, build_model, trust_remote_code)
         self.labels, self.config, self.tokenizer = loaded.labels, loaded.config, loaded.tokenizer
         self.batch_size = batch_size
-        self.device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+        self.device = find_accelerator() or "cpu"
         self.model = loaded.model.to(self.device).eval()
         self.encode = Encoder(self.tokenizer, self.config.max_length, self.config.truncate)
 

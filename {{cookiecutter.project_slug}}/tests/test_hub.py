@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import machines
 import pyarrow as pa
 import pytest
+from ranks import Ranks
 
 from training.dataset import arrow
 from training.dataset.readers import FileRows, read_files
@@ -141,6 +143,34 @@ def test_fingerprint(load: Load, tmp_path: Path) -> None:
     assert files(config).fingerprint() == first
     arrow.hub_split("hf://o/n", "train").data._fingerprint = "f2"
     assert files(config).fingerprint() != first
+
+
+def test_one_rank_of_a_machine_asks_for_a_data_set(ranks: Ranks, tmp_path: Path) -> None:
+    name = ("hf://o/n",)
+    config = TrainConfig(train_file=name, val_file=name, cache_dir=str(tmp_path))
+    contents, requests = zip(*ranks.run(4, machines.data_set_requests, config), strict=True)
+    assert requests == (2, 0, 2, 0)
+    assert all(content == contents[0] for content in contents)
+    assert len(set(contents[0])) == 2
+
+
+def test_one_rank_of_a_machine_asks_for_a_model(
+    ranks: Ranks, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Local rank 0 asks for configuration, tokenizer and weights; the other ranks wait for each,
+    and read it from the cache."""
+    config = TrainConfig(model="o/m", max_length=32)
+    job = machines.model_requests, config, str(tiny_model), tmp_path
+    for rank, requests in enumerate(ranks.run(4, *job)):
+        online = [what for what, only_cache, _ in requests if not only_cache]
+        assert [what for what, *_ in requests if what in ("tokenizer", "weights")] == [
+            "tokenizer", "weights"
+        ]  # fmt: skip
+        if rank % 2 == 0:
+            assert {"hub", "content", "config", "tokenizer", "weights"} == set(online)
+        else:
+            assert online == []
+            assert all(was_there for *_, was_there in requests)
 
 
 @pytest.mark.parametrize("name", ["hf://n", "hf://o/n/a/b", "hf://o/n:", "hf:///o/n"])

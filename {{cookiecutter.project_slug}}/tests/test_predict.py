@@ -100,6 +100,16 @@ def test_command_line_and_standard_input(predict: Callable[..., str]) -> None:
     assert [line.split("\t")[0] for line in shown.splitlines()] == ["cat", "a b"]
 
 
+def test_any_text_on_any_screen(
+    predict: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are UTF-8, whatever the terminal's encoding is: another program may read them."""
+    screen = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(screen, "gbk", write_through=True))
+    predict("dog 🐶")
+    assert screen.getvalue().decode("utf-8").startswith("dog 🐶\t")
+
+
 def test_mistakes(best: Path, tmp_path: Path, predict: Callable[..., str]) -> None:
     """One line each, and no output file is left."""
     table = write_tsv(tmp_path / "t.tsv", make_rows(3, 1))

@@ -1,5 +1,6 @@
 """The data report: every count against a count by hand, and the files that the command writes."""
 
+import io
 import logging
 import random
 import re
@@ -231,8 +232,12 @@ def test_command(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Text and picture of rows in any order are the same; labels in any script are drawn."""
+    """Text and picture of rows in any order are the same; labels in any script are drawn, and shown
+    on a screen that lacks some of them."""
+    screen = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(screen, "gbk", write_through=True))
     names = {"animal": "动物", "food": "$food^$", "weather": "🌧 ^_{x"}
     rows = [(text, names[label]) for text, label in make_rows(200, seed=5)]
     wide = {i: chr(i + 0xFEE0) for i in range(ord("a"), ord("z") + 1)}
@@ -251,6 +256,8 @@ def test_command(
         random.Random(1).shuffle(rows)
     assert written[0] == written[1]
     assert "动物" in text and "different labels" in text
+    shown = screen.getvalue().decode("gbk")
+    assert "动物" in shown and "\\U0001f327" in shown
     assert [w for w in recwarn if w.category is UserWarning] == []
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import file_rows
 import jobs
+import machines
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from conftest import make_rows, write_tsv
 from ranks import RankError, Ranks
 
 from model import build_tokenizer
+from training.dataset import files as files_module
 from training.dataset.build import open_splits
 from training.dataset.readers import FileRows
 from training.dataset.rows import ReadReport, Row
@@ -132,6 +135,44 @@ def test_files_are_hashed_once(settings: Settings, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(FileRows, "fingerprint", counting)
     splits_of(settings(model="from-scratch"), file_rows)
     assert sorted(hashed) == ["train.tsv", "val.tsv"]
+
+
+def test_files_are_hashed_once_a_machine(ranks: Ranks, settings: Settings, tmp_path: Path) -> None:
+    """By local rank 0, also where they are new. Older ones only when they have changed."""
+    path = write_tsv(tmp_path / "t.tsv", make_rows(20, seed=4))
+    config = settings(train_file=(str(path),), cache_dir=str(tmp_path / "cache"))
+
+    def run(recent_ns: int) -> tuple[list[str], list[list[str]]]:
+        contents, read = zip(*ranks.run(4, machines.hashed_files, config, recent_ns), strict=True)
+        assert contents[0] == contents[1] == contents[2] == contents[3]
+        return contents[0], list(read)
+
+    both = ["t.tsv", "val.tsv"]
+    fresh, read = run(10**18)
+    assert read == [both, [], both, []]
+    content, read = run(0)
+    assert content == fresh
+    assert sorted(read[0] + read[2]) == both and not read[1] and not read[3]
+    assert run(0) == (content, [[], [], [], []])
+    times = path.stat()
+    path.write_text(path.read_text("utf-8").replace("0", "1"), "utf-8")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as if it had not changed
+    changed, read = run(0)
+    assert read[0] + read[2] == ["t.tsv"]
+    assert changed[0] != content[0] and changed[1:] == content[1:]
+
+
+def test_a_cache_that_cannot_be_written(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then files are hashed each time."""
+    monkeypatch.setattr(files_module, "RECENT_NS", 0)
+    (tmp_path / "file").touch()
+    first, *others = (
+        Source(file_rows, settings(cache_dir=str(tmp_path / name))).content("train")
+        for name in ("cache", "cache", "file")
+    )
+    assert others == [first, first]
 
 
 def test_where_validation_rows_come_from(settings: Settings, module: Module) -> None:

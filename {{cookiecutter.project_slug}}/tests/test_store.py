@@ -1,8 +1,11 @@
 """The token store and the encoder: what training reads is what the tokenizer says."""
 
+import errno
 import json
+import os
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,6 +221,41 @@ def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
     build_once(tmp_path / "store", lambda folder: (folder / "a").touch(), "it")
     assert (tmp_path / "store" / "a").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOTEMPTY, errno.EEXIST, errno.EACCES])
+def test_another_machine_was_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A folder that the file system does not show yet: what is there is taken, and stays as it is.
+    Any other error is one."""
+
+    def build(folder: Path) -> None:
+        (folder / "own").touch()
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "theirs").touch()
+
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if number != errno.ENOTEMPTY:  # which is what happens here
+        monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError) if number == errno.EACCES else nullcontext():
+        assert build_once(tmp_path / "store", build, "it") == tmp_path / "store"
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["theirs"]
+    assert not list(tmp_path.glob(".building-*"))
+
+
+def test_a_folder_that_is_not_seen_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a network, a folder that another machine has made can be missing for a while, but not in
+    the listing of the folder around it: nothing is built again, and no half of another machine's
+    build is touched."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / ".building-store-other").mkdir()
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert build_once(tmp_path / "store", lambda folder: pytest.fail("built"), "it")
+    build_once(tmp_path / "store2", lambda folder: None, "it")
+    assert os.path.isdir(tmp_path / ".building-store-other")
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import find_adapter_config_file
 
 from training.distributed.prepare_model import set_rates
+from training.distributed.ranks import local_main_first
 from training.distributed.wrap import hugging_face_parts
 from training.settings.config import FROM_SCRATCH, TrainConfig
 from training.settings.errors import UserError
@@ -35,21 +36,28 @@ def load_hf_config(config: TrainConfig) -> PreTrainedConfig:
     name, remote = config.model, config.trust_remote_code
     options: dict[str, Any] = {"local_files_only": True}
     try:
-        try:
-            content, _ = PreTrainedConfig.get_config_dict(name, **options)
-        except OSError:
-            if not Path(name).is_dir():
-                HfApi().model_info(name, timeout=10)  # fails soon; a download would retry long
-            content, options = {}, {}
-        if "model_type" not in content and (adapter := find_adapter_config_file(name, **options)):
-            base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
-            raise UserError(f"{name} is a LoRA adapter of {base}; merge it first")
-        content = content or PreTrainedConfig.get_config_dict(name, **options)[0]
-        is_known = content.get("model_type") in transformers.CONFIG_MAPPING
-        check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
-        if content.get("quantization_config"):
-            raise UserError(f"{name} has quantized weights; give the model that they were made of")
-        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=remote, **options)
+        with local_main_first("configuration", name) as is_cached:
+            try:
+                content, _ = PreTrainedConfig.get_config_dict(name, **options)
+            except OSError:
+                if is_cached:
+                    raise
+                if not Path(name).is_dir():
+                    HfApi().model_info(name, timeout=10)  # fails soon; a download retries long
+                content, options = {}, {}
+            adapter = "model_type" not in content and find_adapter_config_file(name, **options)
+            if adapter:
+                base = json.loads(Path(adapter).read_text("utf-8")).get("base_model_name_or_path")
+                raise UserError(f"{name} is a LoRA adapter of {base}; merge it first")
+            content = content or PreTrainedConfig.get_config_dict(name, **options)[0]
+            is_known = content.get("model_type") in transformers.CONFIG_MAPPING
+            check_trust(config, "AutoConfig" in content.get("auto_map", {}) and not is_known)
+            if content.get("quantization_config"):
+                problem = f"{name} has quantized weights"
+                raise UserError(f"{problem}; give the model that they were made of")
+            return transformers.AutoConfig.from_pretrained(
+                name, trust_remote_code=remote, **options
+            )
     except UserError:
         raise
     except Exception as error:  # of the file system, or any of the network client's kinds
@@ -110,13 +118,15 @@ def load_classifier(
     if name == FROM_SCRATCH or not config.pretrained:
         return transformers.AutoModelForSequenceClassification.from_config(model_config, **options)
     try:
-        model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-            name,
-            config=model_config,
-            ignore_mismatched_sizes=True,  # another number of labels
-            output_loading_info=True,
-            **options,
-        )
+        with local_main_first("weights", name) as is_cached:
+            model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+                name,
+                config=model_config,
+                ignore_mismatched_sizes=True,  # another number of labels
+                output_loading_info=True,
+                local_files_only=is_cached,
+                **options,
+            )
     except (OSError, SafetensorError) as error:
         raise UserError(f"{name}: its weights cannot be read ({first_line(error)})") from None
     new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from training.checkpoint.pretrained import check_trust, first_line, load_hf_config, longest_input
+from training.distributed.ranks import local_main_first
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -18,9 +19,10 @@ def load_hf_tokenizer(config: TrainConfig) -> Tokenizer:
     """The tokenizer of `config.model`. Errors: UserError if it does not go with the model."""
     name, model_config = config.model, load_hf_config(config)
     text_config = model_config.get_text_config()
-    remote = {"trust_remote_code": config.trust_remote_code}
+    options = {"trust_remote_code": config.trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **remote)
+        with local_main_first("tokenizer", name) as is_cached:
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=is_cached, **options)
     except Exception as error:  # tokenizers raises bare ones
         check_trust(config, "custom code" in str(error))
         raise UserError(f"{name}: its tokenizer cannot be read ({first_line(error)})") from None

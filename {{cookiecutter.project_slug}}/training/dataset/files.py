@@ -4,22 +4,26 @@ import bz2
 import codecs
 import glob
 import gzip
+import hashlib
 import io
 import lzma
 import re
+import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from encodings.aliases import aliases
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from training.distributed.shared_folder import build_once, content_key
 from training.settings.errors import UserError, did_you_mean
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", *JSON_SUFFIXES)
 ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
+RECENT_NS = 10 * 10**9  # a change within this time may leave size and times of a file as they were
 COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
@@ -37,6 +41,29 @@ def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
             raise FileNotFoundError(f"no file {str(pattern)!r}{hint}")
         files += matches
     return files
+
+
+def file_hash(path: Path, cache: Path | None) -> str:
+    """The SHA-256 of a file's content, remembered in `cache` for as long as the file is the same by
+    path, size, times and inode. One that has changed in the last seconds is always read."""
+
+    def compute() -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    about = path.stat()
+    times = about.st_mtime_ns, about.st_ctime_ns  # only the second tells of `cp -p` or `touch -r`
+    if cache and time.time_ns() - max(times) > RECENT_NS:
+        key = content_key(str(path.resolve()), about.st_size, times, about.st_ino)
+        with suppress(OSError):  # a cache that cannot be written
+            folder = build_once(
+                cache / "hashes" / key,
+                lambda folder: folder.joinpath("sha256").write_text(compute(), "utf-8"),
+                f"the hash of {path}",
+            )
+            if known := (folder / "sha256").read_text("utf-8"):
+                return known
+    return compute()
 
 
 def format_of(path: Path) -> str:

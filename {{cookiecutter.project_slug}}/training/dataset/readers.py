@@ -19,6 +19,7 @@ from training.dataset.files import (
     JSON_SUFFIXES,
     check_first_line,
     expand_files,
+    file_hash,
     format_of,
     open_lines,
 )
@@ -54,8 +55,8 @@ Lines = Iterator[str]
 class FileRows:
     """What is in files, in order: Row, BadRow for what cannot be used, FileNote after each file."""
 
-    def __init__(self, paths: Sequence[Any], options: ReadOptions):
-        self.paths, self.options = paths, options
+    def __init__(self, paths: Sequence[Any], options: ReadOptions, cache: Path | None = None):
+        self.paths, self.options, self.cache = paths, options, cache
 
     def __iter__(self) -> Iterator[Item]:
         for path in self.paths:
@@ -67,9 +68,8 @@ class FileRows:
         for path in self.paths:
             if isinstance(path, HubSplit):
                 digest.update(f"{path} {path.data._fingerprint}".encode())
-                continue
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+            else:
+                digest.update(f"{path.name} {file_hash(path, self.cache)}".encode())
         return digest.hexdigest()
 
 
@@ -79,7 +79,7 @@ def read_files(names: Sequence[str], split: str, config: TrainConfig) -> FileRow
         raise UserError("no train_file: give --train-file, or set it in config.toml")
     files = expand_files([name for name in names if not name.startswith(HUB)])
     hub = [hub_split(name, split) for name in names if name.startswith(HUB)]
-    return FileRows([*files, *hub], ReadOptions.of(config))
+    return FileRows([*files, *hub], ReadOptions.of(config), Path(config.cache_dir))
 
 
 def _items(path: Path, options: ReadOptions) -> Iterator[Item]:

@@ -13,11 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
 from training.dataset.rows import ROW, ReadReport, Row, good_rows
 from training.distributed import watchdog
-from training.distributed.ranks import on_main
+from training.distributed.ranks import on_local_main, on_main
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 
@@ -40,12 +39,9 @@ class Source:
     def content(self, split: str) -> str:
         """A text that changes when the rows of the split do; "" if there are none."""
         if split not in self._contents:
-            find = partial(self._hash, split)
-            content = on_main(find) if dist.is_initialized() else find()
-            if content is None:  # on every rank: the files of machines may differ
-                given = self._given(split)
-                is_empty = next(iter(given), None) is None
-                content = "" if is_empty else f"fingerprint {given.fingerprint()}"
+            content = on_main(partial(self._hash, split))
+            if content is None:
+                content = on_local_main(partial(self._fingerprint, split))
             self._contents[split] = content
         return self._contents[split]
 
@@ -97,6 +93,11 @@ class Source:
         for _ in _hashed(self._checked(split, given, report), digest):
             pass
         return digest.hexdigest() if report.rows else ""
+
+    def _fingerprint(self, split: str) -> str:
+        """The rows' own fingerprint; "" if there are none. Files of machines may differ."""
+        given = self._given(split)
+        return "" if next(iter(given), None) is None else f"fingerprint {given.fingerprint()}"
 
 
 def _hashed(rows: Iterable[Row], digest: Any) -> Iterator[Row]:

@@ -4,17 +4,28 @@ Every run has a process group, also a plain `python train.py` (rank 0 of 1): one
 This is the only file that reads torchrun's variables.
 """
 
+import itertools
+import logging
 import os
-from collections.abc import Callable, Mapping
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from training.settings.errors import UserError, needs_no_traceback
+from training.settings.errors import HUNG, UserError, needs_no_traceback
 
+log = logging.getLogger("training")
 T = TypeVar("T")
+CONNECT_TIMEOUT_S = 180.0  # of the first collective, once all ranks are there
+_store: dist.Store = dist.HashStore()  # that of the process group
+_calls = itertools.count()  # of `on_local_main`, the same on all ranks of a machine
 
 
 def rank_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
@@ -44,32 +55,90 @@ def restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
+def find_accelerator() -> torch.device | None:
+    """The kind of device that ranks compute on, or None: the CPU. Sums of losses are float64, which
+    Apple's GPUs do not have."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return None if accelerator and accelerator.type == "mps" else accelerator
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """This rank's device, from now on the current one. Errors: UserError if there is none left."""
+    accelerator = find_accelerator()
+    if accelerator is None:
+        if torch.accelerator.current_accelerator(check_available=True):
+            log.warning("this machine's GPU has no float64: training on the CPU")
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    if count == 1 and not dist.is_torchelastic_launched():
+        local_rank = 0  # each rank sees a device of its own: `srun --gpus-per-task=1`
+    if local_rank >= count:
+        advice = f"this machine has {count}; give --nproc-per-node {count}"
+        raise UserError(f"local_rank {local_rank} has no device: {advice}")
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(accelerator.type, local_rank)
+
+
 def setup(timeout: float = 1800.0) -> tuple[torch.device, dist.Store]:
     """Join the process group; return this rank's device and the store that all ranks share.
 
     `timeout`: seconds that a collective waits for the other ranks before it fails.
+    Errors: UserError, also if the devices cannot communicate.
     """
+    global _store, _calls
     rank, local_rank, world_size = rank_from(os.environ)
-    device, backend = torch.device("cpu"), "gloo"
-    if accelerator := torch.accelerator.current_accelerator(check_available=True):
-        count = torch.accelerator.device_count()
-        if local_rank >= count:
-            advice = f"this machine has {count}; give --nproc-per-node {count}"
-            raise UserError(f"local_rank {local_rank} has no device: {advice}")
-        device = torch.device(accelerator.type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
+    device = choose_device(local_rank)
+    backend, bound = "gloo", None
+    if device.type != "cpu":
         # CPU tensors go over gloo: messages between ranks never wait for the device.
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+        bound = device  # so that the devices are connected now, not when they are first used
     wait = timedelta(seconds=timeout)
     store: dist.Store = dist.HashStore()
     if world_size > 1:
         store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=wait))
         store.set_timeout(wait)
     # A restarted run must not read the keys of the attempt before.
-    store = dist.PrefixStore(f"attempt-{restart_count()}", store)
+    _store = store = dist.PrefixStore(f"attempt-{restart_count()}", store)
+    _calls = itertools.count()
     group = dist.PrefixStore("group", store)
-    dist.init_process_group(backend, timeout=wait, store=group, rank=rank, world_size=world_size)
+    if store.add("arrived", 1) == world_size:
+        store.set("all", "arrived")
+    store.wait(["all"], wait)
+    with _explain_failure(rank, device):
+        dist.init_process_group(
+            backend, timeout=wait, store=group, rank=rank, world_size=world_size, device_id=bound
+        )
+        total = reduce_tensor(torch.ones(1, device=device)).item()
+        if total != world_size:
+            raise RuntimeError(f"the sum of {world_size} ones is {total}")
     return device, store
+
+
+@contextmanager
+def _explain_failure(rank: int, device: torch.device) -> Iterator[None]:
+    """Turn a first collective that fails or does not end into one line. Errors: UserError."""
+    problem = f"the first collective on {device} (rank {rank}, {platform.node()})"
+    advice = "check the network interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) and the firewall"
+    if device.type == "cuda":
+        advice = f"run again with NCCL_DEBUG=INFO; {advice}, in a container also --shm-size"
+
+    def give_up() -> None:
+        text = f"{problem} has not ended in {CONNECT_TIMEOUT_S:.0f} s: {advice}"
+        print(f"\n{text}", file=sys.stderr, flush=True)
+        get_error_handler().record_exception(UserError(text))  # for the launcher
+        os._exit(HUNG)
+
+    timer = threading.Timer(CONNECT_TIMEOUT_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:  # of any of PyTorch's backends
+        reason = " ".join(str(error).split())
+        raise UserError(f"{problem} failed ({reason:.400}): {advice}") from error
+    finally:
+        timer.cancel()
 
 
 def is_main() -> bool:
@@ -102,6 +171,8 @@ class MainProcessError(RuntimeError):
 
 def on_main(function: Callable[[], T]) -> T:
     """Call `function` on the main process; every rank gets its result, or raises its error."""
+    if not dist.is_initialized():
+        return function()
     outcome: list[Any] = [None, None, False]  # result, error's message, whether that says it all
     if is_main():
         try:
@@ -114,6 +185,36 @@ def on_main(function: Callable[[], T]) -> T:
     if message is not None:
         raise UserError(message) if is_enough else MainProcessError(message)
     return result
+
+
+@contextmanager
+def local_main_first(what: str, name: str = "") -> Iterator[bool]:
+    """In the `with`, local rank 0 of each machine goes first: what it downloads is then in the
+    cache. Yields whether this rank comes later, and need not ask the network. If `name` is a folder
+    here, nobody waits."""
+    key = f"{platform.node()}: {what} {name}"
+    is_ordered = dist.is_initialized() and not (name and os.path.isdir(name))
+    later = is_ordered and rank_from(os.environ)[1] > 0
+    if later:
+        _store.wait([key])
+    try:
+        yield later
+    finally:
+        if is_ordered and not later:
+            _store.set(key, "done")
+
+
+def on_local_main(function: Callable[[], str]) -> str:
+    """Call `function` on local rank 0 of each machine; the machine's ranks get its result."""
+    if not dist.is_initialized():
+        return function()
+    key = f"{platform.node()}, call {next(_calls)}"
+    with local_main_first(key) as later:
+        if not later:
+            _store.set(f"result of {key}", function())
+        elif not _store.check([f"result of {key}"]):
+            raise MainProcessError("local rank 0 of this machine has failed")
+    return _store.get(f"result of {key}").decode()
 
 
 def gather(value: T) -> list[T]:

@@ -1,8 +1,11 @@
 """Folders that are expensive to make: one process makes them, and all others use them."""
 
+import errno
 import hashlib
 import json
 import logging
+import os
+import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -19,7 +22,7 @@ from training.settings.errors import explain_disk_errors
 log = logging.getLogger("training")
 
 
-def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
+def build_once(folder: Path, build: Callable[[Path], object], what: str) -> Path:
     """Return `folder`; if it is missing, one process makes `what` with `build`, others wait."""
     deadline = time.monotonic() + (0.0 if has_terminal() else 1.0)
     while time.monotonic() < deadline and not folder.exists():
@@ -36,14 +39,19 @@ def build_once(folder: Path, build: Callable[[Path], None], what: str) -> Path:
         watchdog.heartbeat()  # it may take hours, and nothing is wrong
         with suppress(Timeout):
             lock.acquire(5.0)
-    building = folder.with_name(f".building-{folder.name}")
+    # A machine's own: over a network the lock may not hold, and a folder may not be seen yet.
+    building = folder.with_name(f".building-{folder.name}-{platform.node()}")
     try:
-        if not folder.exists():
+        if folder.name not in os.listdir(folder.parent):  # asks again, where `exists` remembers
             shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
             building.mkdir()
             with explain_disk_errors(building):
                 build(building)
-            building.replace(folder)  # an interrupted build leaves nothing that looks complete
+            try:
+                building.replace(folder)  # an interrupted build leaves nothing that looks complete
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise  # else another machine was faster: what it has made is taken
     finally:
         shutil.rmtree(building, ignore_errors=True)
         lock.release()

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -26,6 +27,9 @@ from training.settings.errors import HUNG, UserError
 
 START = "start-up"
 COLLECTIVE_MARGIN_S = 60.0  # seconds that a collective waits longer than the watchdog
+DUMP_TIMEOUT_S = 30.0  # of PyTorch's flight recorder, which may wait for a device that hangs
+# PyTorch's variables, the newer one first, for the path of its dump without the rank at its end.
+DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 class Position(NamedTuple):
@@ -70,6 +74,19 @@ def write_error(text: str, with_threads: bool = False) -> None:
                 faulthandler.dump_traceback(file)
 
 
+def dump_flight_recorder() -> str:
+    """Write what the last collectives of this rank were; the path, or "" if that is not known."""
+    prefix = next(filter(None, map(os.environ.get, DUMP_VARIABLES)), "")
+    name = "_dump_nccl_trace" if torch.cuda.is_initialized() else "_dump_fr_trace"  # from gloo
+    recorder = getattr(torch._C._distributed_c10d, name, None)
+    if not prefix or recorder is None:
+        return ""
+    path = Path(f"{prefix}{dist.get_rank()}")
+    with suppress(OSError, RuntimeError):
+        path.write_bytes(recorder())
+    return str(path) if path.exists() else ""
+
+
 class Watchdog(threading.Thread):
     """Ends this rank when it has waited too long, with a line that names the missing ranks.
 
@@ -101,7 +118,12 @@ class Watchdog(threading.Thread):
                 text = f"the main process's machine does not answer ({str(error).splitlines()[0]})"
             if self._is_late() and not self.stopped.is_set():
                 write_error(text, with_threads=True)
-                get_error_handler().record_exception(UserError(text))  # for the launcher
+                get_error_handler().record_exception(UserError(text))  # for the launcher, to print
+                # If the device keeps Python's lock, only this ends the process.
+                faulthandler.dump_traceback_later(DUMP_TIMEOUT_S, exit=True)
+                if path := dump_flight_recorder():
+                    text += f"; the last collectives are in {path}"
+                    get_error_handler().record_exception(UserError(text))
                 os._exit(HUNG)
 
     def stop(self) -> None:
@@ -136,6 +158,9 @@ class Watchdog(threading.Thread):
                 silent[place].append(rank)
             else:
                 waiting[f"in {place}, at {line}"].append(rank)
+        if not silent and len(waiting) == 1:
+            text += f": all {len(after)} ranks wait {next(iter(waiting))}; no rank is missing: look"
+            return f"{text} at the devices and the network between them (NCCL_DEBUG=INFO)"
         if silent:
             groups = [f"{_ranks(ranks)}, last seen in {place}" for place, ranks in silent.items()]
             text += f": no answer from {'; from '.join(groups)}; waiting"

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import run
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -24,6 +25,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousPara
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
+from training.distributed import watchdog
 from training.launch.failure_report import describe_exit, failure_order, report_failures
 from training.settings.errors import USER_ERROR
 
@@ -123,12 +125,29 @@ class Agent(LocalElasticAgent):
         return existing
 
 
+def set_device_defaults(log_dir: str) -> None:
+    """Set what PyTorch reads in the ranks, where the user has not set it under any of its names."""
+    defaults = [
+        ("2000", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),  # collectives to keep
+        ("1", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+        (f"{log_dir}/collectives_rank_", *watchdog.DUMP_VARIABLES),
+    ]
+    if torch.version.cuda and torch.cuda.is_available():  # less memory is lost between tensors
+        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        names = names if torch.__version__ >= "2.11" else names[::-1]  # which ignore the new name
+        defaults.append(("expandable_segments:True", *names))
+    for value, *names_of_one in defaults:
+        if not any(name in os.environ for name in names_of_one):
+            os.environ[names_of_one[0]] = value
+
+
 def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
     """Run `command` on `ranks` ranks of this machine; return the launcher's exit code.
 
     Local rank 0 has the terminal. What another prints is shown only if it is the first to fail.
     """
     log_dir = tempfile.mkdtemp(prefix="ranks-")
+    set_device_defaults(log_dir)
     args = run.parse_args(["--log-dir", log_dir, *torchrun, f"--nproc-per-node={ranks}", *command])
     config, python, arguments = run.config_from_args(args)
     if args.redirects == args.tee == "0":

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from training.launch.cpus import share_cpus, usable_cpus
 from training.launch.rendezvous import check_interfaces, meet, use_loopback
 from training.settings.config import PROJECT
 from training.settings.errors import USER_ERROR, UserError
@@ -98,24 +99,18 @@ def _rendezvous_flags(flags: argparse.Namespace) -> list[str]:
     return [f"--nnodes={nnodes}", *where]
 
 
-def usable_cpus() -> int:
-    """CPUs that this process may run on, which in a container or under Slurm are not all."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
 def default_ranks() -> int:
     """One rank per accelerator; without one, two CPU ranks, or one where there is one core."""
     import torch
 
-    if torch.accelerator.is_available():
-        return torch.accelerator.device_count()
-    return min(2, usable_cpus())
+    from training.distributed.ranks import find_accelerator
+
+    return torch.accelerator.device_count() if find_accelerator() else min(2, usable_cpus())
 
 
 def run_ranks(ranks: int, torchrun: list[str], command: list[str]) -> int:
     """Run `command` on `ranks` ranks of this machine; return the exit code."""
-    # Before PyTorch is imported in the ranks: torchrun's default is one thread for each.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // ranks)))
+    share_cpus(ranks)  # torchrun's default is one thread for each
     if "LOGLEVEL" not in os.environ:
         logging.disable()  # the agent's log would repeat at length what is reported here
     from training.launch.agent import run_agent  # imports PyTorch

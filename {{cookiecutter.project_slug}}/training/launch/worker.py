@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training.distributed import watchdog
 from training.distributed.ranks import has_terminal, reduce_tensor, setup
+from training.launch.cpus import share_cpus
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
@@ -63,6 +64,9 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
 
 def choose_kernels(config: TrainConfig) -> None:
     """Call first. With `--deterministic`, PyTorch refuses operations without such a kernel."""
+    if "OMP_NUM_THREADS" not in os.environ:  # not started by a launcher
+        share_cpus(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        torch.set_num_threads(min(torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
         torch.use_deterministic_algorithms(True)

@@ -1,6 +1,7 @@
 """What is in the rows, from the arrays of the token store only: seconds for millions of rows."""
 
 import argparse
+import io
 import itertools
 import logging
 import math
@@ -115,6 +116,8 @@ def main(folder: Path, config: TrainConfig, source: ModuleType, model: ModuleTyp
     from training.dataset.source import Source
     from training.dataset.tokenizer import prepare_tokenizer
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # it may lack characters of labels
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     logging.getLogger("training").setLevel(logging.INFO)
     try:
