@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from training.dataset.rows import Row
 from training.distributed import ranks, watchdog, wrap
 from training.distributed.full_state import full_tensor
 from training.launch import signals
+from training.settings import versions
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
 from training.step.batch_plan import BatchPlan
@@ -494,6 +495,30 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
             wrap.shard(model, device, None)
     largest = max(float((a - b).abs().max()) for a, b in zip(*values, strict=True))
     return largest, all(isinstance(p, DTensor) for p in model.parameters())
+
+
+class OlderDDP(torch.nn.parallel.DistributedDataParallel):
+    """DDP as it was before torch 2.13."""
+
+    def __init__(
+        self, module: Any, broadcast_buffers: bool = True, gradient_as_bucket_view: bool = False
+    ) -> None:
+        options: Any = {} if broadcast_buffers else {"broadcast_buffers": False}
+        super().__init__(module, gradient_as_bucket_view=gradient_as_bucket_view, **options)
+
+
+def buffers_in_ddp(older: bool) -> list[float]:
+    """A buffer after DDP is made, and after a forward. Before each it is this rank's number."""
+    ranks.setup(TIMEOUT)
+    model, buffer = torch.nn.Linear(1, 1), torch.full((1,), float(torch.distributed.get_rank()))
+    own_number = buffer.item()
+    model.register_buffer("number", buffer)
+    with Patch(torch.nn.parallel, "DistributedDataParallel", OlderDDP) if older else nullcontext():
+        wrapped = versions.make_ddp(model)
+    values = [buffer.item()]
+    buffer.fill_(own_number)
+    wrapped(torch.zeros(2, 1))
+    return [*values, buffer.item()]
 
 
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
+from training.settings.versions import make_ddp
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -54,7 +55,7 @@ def wrap(
         shard(model, device, half)
         return with_loss
     # Gradients live in the buckets, which saves a copy; buffers of encoders are constants.
-    ddp = DDP(with_loss, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    ddp = make_ddp(with_loss, gradient_as_bucket_view=True)
     if half is not None:
         ddp.register_comm_hook(half, reduce_half)
     elif config.gradient_compression == "rows":

@@ -55,5 +55,5 @@ def _runs_out_of_memory(
     model.zero_grad()
     gc.collect()
     if torch.accelerator.is_available():
-        torch.accelerator.memory.empty_cache()
+        torch.get_device_module().empty_cache()
     return bool(reduce_tensor(torch.tensor(int(ran_out))).item())
