@@ -51,5 +51,5 @@ def allow_tf32() -> None:
 
 def activation_checkpointing(model: Any) -> Callable[[dict[str, Any]], None]:
     """The method of a Hugging Face model that turns it on."""
-    new = getattr(model, "activation_checkpointing_enable", None)  # from transformers 5.24 on
+    new = getattr(model, "activation_checkpointing_enable", None)  # from transformers 5.23 on
     return new or model.gradient_checkpointing_enable  # this warns then, and goes with 6
