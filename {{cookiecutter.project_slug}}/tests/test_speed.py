@@ -45,32 +45,25 @@ def test_peaks_of_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert throughput.peak_flops(torch.device("cpu"), "bf16", 1) is None
 
 
-def tf32_setting() -> str:
-    """Where PyTorch keeps it: the older name before 2.9."""
-    matmul = torch.backends.cuda.matmul
-    return "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32"
-
-
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What choose_kernels changes is put back."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    name = tf32_setting()
-    before = getattr(torch.backends.cuda.matmul, name)
+    before = torch.get_float32_matmul_precision()
     yield
     torch.use_deterministic_algorithms(False)
-    setattr(torch.backends.cuda.matmul, name, before)
+    torch.set_float32_matmul_precision(before)
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 def test_kernels(kernels: None) -> None:
     choose_kernels(TrainConfig())
     assert not torch.are_deterministic_algorithms_enabled()
-    assert getattr(torch.backends.cuda.matmul, tf32_setting()) not in ("tf32", True)
+    assert not torch.backends.cuda.matmul.allow_tf32
     choose_kernels(TrainConfig(deterministic=True, precision="tf32"))
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert getattr(torch.backends.cuda.matmul, tf32_setting()) in ("tf32", True)
+    assert torch.backends.cuda.matmul.allow_tf32
 
 
 def test_profile(ranks: Ranks, settings: Settings) -> None:

@@ -85,6 +85,28 @@ def test_bad_step_is_skipped_on_all_ranks(ranks: Ranks, settings: Settings, kind
     assert lines_of(rarely)[1]["loss"] == lines_of(often)[3]["loss"]  # only of step 4
 
 
+def test_fp16_finds_its_loss_scale(ranks: Ranks, settings: Settings) -> None:
+    """Overflows at the start, and right after the scale has grown, are no fault of the rows: they
+    are skipped, not listed, and do not count as bad steps. Others are, and do."""
+    config = settings(max_bad_steps=2)
+    ranks.run(2, jobs.run_in_fp16, config, [1, 2, 3, 8, 10], 4)  # it grows after step 7
+    lines = (run_of(config) / "bad_batches.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [10]
+    scales = [line["loss_scale"] for line in lines_of(config)]
+    assert [scale / scales[3] for scale in scales[:10]] == [4, 2, 1, 1, 1, 1, 2, 1, 1, 0.5]
+    log = (run_of(config) / "log.txt").read_text("utf-8")
+    assert "the loss scale is 8192, after 3 steps that overflowed and were skipped" in log
+    assert log.count("was skipped: ") == 1
+    assert state_of(config, 14)["schedule"]["steps_done"] == 9
+
+
+def test_fp16_that_never_works_ends(ranks: Ranks, settings: Settings) -> None:
+    """A loss scale below 1 is no search any more: the steps are bad ones."""
+    config = settings(max_bad_steps=2, epochs=4)
+    with pytest.raises(RankError, match="2 steps in a row, the last of them step 17, had a loss"):
+        ranks.run(2, jobs.run_in_fp16, config, list(range(1, 30)), 2000)
+
+
 def test_many_bad_steps_end_the_run(ranks: Ranks, settings: Settings) -> None:
     """--max-bad-steps in a row: all ranks stop with a sentence; the good checkpoint stays, and
     broken weights are never the best."""
@@ -127,6 +149,16 @@ def test_replicas_are_checked_every_n_steps(ranks: Ranks, settings: Settings) ->
     with pytest.raises(RankError, match=r"weights of ranks \[1\] differ from those of the other 2"):
         ranks.run(3, jobs.drift, config)
     assert [line["step"] for line in lines_of(config)] == [1, 2]
+
+
+def test_replicas_may_differ_if_asked(ranks: Ranks, settings: Settings) -> None:
+    """--on-replica-drift warn says so at each check, and off does not look: the run ends."""
+    for on_drift, warnings in (("warn", 2), ("off", 0)):
+        config = settings(run_name=on_drift, on_replica_drift=on_drift)
+        ranks.run(2, jobs.drift, config)
+        log = (run_of(config) / "log.txt").read_text("utf-8")
+        assert log.count("the replicas diverged: the weights of ranks [1] differ") == warnings
+        assert results(config)["stopped"] is False
 
 
 # -- stopping ------------------------------------------------------------------------------------

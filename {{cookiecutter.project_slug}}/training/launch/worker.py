@@ -20,7 +20,6 @@ from training.distributed.ranks import has_terminal, reduce_tensor, setup
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
-from training.settings.versions import allow_tf32
 
 CHECKPOINT_TIMEOUT_S = 10.0  # how long a failed rank waits for a checkpoint that is being written
 
@@ -68,8 +67,8 @@ def choose_kernels(config: TrainConfig) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS's first call
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    if config.precision == "tf32":
-        allow_tf32()
+    if config.precision == "tf32":  # only matrix products; sums and weights stay fp32
+        torch.set_float32_matmul_precision("high")
 
 
 def _report(error: Exception) -> int:

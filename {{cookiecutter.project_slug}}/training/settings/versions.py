@@ -1,10 +1,9 @@
-"""What differs between the supported versions of torch and transformers, each with its version.
+"""Which versions of torch and transformers are supported, and what differs between them.
 
-Code asks for a name, not for a number: images of clusters have pre-releases such as 2.13.0a0, with
-or without what 2.13.0 has. Torch is imported inside functions: settings are read before it is.
+Only what no call can do in all of them stands here. Code asks for a name and not for a number: the
+images of clusters have pre-releases such as 2.13.0a0, with or without what 2.13.0 has.
 """
 
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -26,27 +25,6 @@ def check_versions(program: str) -> None:
                 problem = f"{name} {installed} is older than {wanted}"
                 print(f"{program}: {problem}: {command}", file=sys.stderr)
                 sys.exit(2)
-
-
-def make_ddp(module: Any, **options: Any) -> Any:
-    """DDP that takes rank 0's buffers at the start, not in each forward."""
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    if "forward_sync_buffers" in inspect.signature(DDP).parameters:  # from torch 2.13 on
-        return DDP(module, forward_sync_buffers=False, **options)
-    ddp = DDP(module, **options)
-    ddp.broadcast_buffers = False  # given to DDP, it would leave out the start as well
-    return ddp
-
-
-def allow_tf32() -> None:
-    """In matrix products; sums and weights stay fp32."""
-    from torch.backends.cuda import matmul
-
-    if hasattr(matmul, "fp32_precision"):  # from torch 2.9 on
-        matmul.fp32_precision = "tf32"
-    else:
-        matmul.allow_tf32 = True
 
 
 def activation_checkpointing(model: Any) -> Callable[[dict[str, Any]], None]:
