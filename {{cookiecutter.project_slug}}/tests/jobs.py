@@ -541,13 +541,14 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
 def buffers_in_ddp(config: TrainConfig) -> list[float]:
     """A buffer after `wrap`, and after a forward. Before each it is this rank's number."""
     device, _ = ranks.setup(TIMEOUT)
-    model, own_number = torch.nn.Linear(1, 1), float(torch.distributed.get_rank())
-    model.register_buffer("number", torch.tensor(own_number))
+    number = torch.full((1,), float(torch.distributed.get_rank()))
+    model, own_number = torch.nn.Linear(1, 1), number.clone()
+    model.register_buffer("number", number)
     wrapped = wrap.wrap(model, model, device, config)
-    at_start = float(model.number)
-    model.number.fill_(own_number)
+    at_start = number.item()
+    number.copy_(own_number)
     wrapped(torch.zeros(2, 1))
-    return [at_start, float(model.number)]
+    return [at_start, number.item()]
 
 
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
