@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from training.settings.errors import UserError
+from training.settings.versions import check_versions
 
 CHUNK = 4096  # rows held at a time; within them, texts of similar length share a batch
 
@@ -53,6 +54,7 @@ def parse() -> argparse.Namespace:
 
 
 def main(arguments: argparse.Namespace) -> None:
+    check_versions("predict.py")
     output = arguments.output
     if output and output.suffix not in (".csv", ".tsv", ".jsonl"):
         raise UserError(f"--output {output} must end in .csv, .tsv or .jsonl")

@@ -538,6 +538,19 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
     return largest, all(isinstance(p, DTensor) for p in model.parameters())
 
 
+def buffers_in_ddp(config: TrainConfig) -> list[float]:
+    """A buffer after `wrap`, and after a forward. Before each it is this rank's number."""
+    device, _ = ranks.setup(TIMEOUT)
+    number = torch.full((1,), float(torch.distributed.get_rank()))
+    model, own_number = torch.nn.Linear(1, 1), number.clone()
+    model.register_buffer("number", number)
+    wrapped = wrap.wrap(model, model, device, config)
+    at_start = number.item()
+    number.copy_(own_number)
+    wrapped(torch.zeros(2, 1))
+    return [at_start, number.item()]
+
+
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Logits, truth and metrics of the validation rows, with fresh weights, on the main process."""
     ranks.setup(TIMEOUT)

@@ -14,7 +14,7 @@ from ranks import Ranks
 from test_sampler import Rows, make_plan
 
 from training.settings.config import TrainConfig
-from training.step.compile import choose_lengths
+from training.step.batch_plan import choose_lengths
 
 Settings = Callable[..., TrainConfig]
 
@@ -25,9 +25,8 @@ def padded(lengths: np.ndarray, chosen: Any) -> int:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_lengths_are_the_best_choice(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_the_best_choice(seed: int) -> None:
     """No other three lengths need fewer tokens."""
-    monkeypatch.setattr("training.step.compile.ROWS_AT_A_TIME", 25)
     lengths = np.random.default_rng(seed).geometric(0.2, 60).clip(1, 14)
     chosen = choose_lengths(Rows(lengths), 3)  # type: ignore[arg-type]
     assert list(chosen) == sorted(set(chosen))

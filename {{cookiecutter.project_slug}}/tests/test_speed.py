@@ -49,21 +49,21 @@ def test_peaks_of_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What choose_kernels changes is put back."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    before = torch.backends.cuda.matmul.fp32_precision
+    before = torch.get_float32_matmul_precision()
     yield
     torch.use_deterministic_algorithms(False)
-    torch.backends.cuda.matmul.fp32_precision = before
+    torch.set_float32_matmul_precision(before)
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 def test_kernels(kernels: None) -> None:
     choose_kernels(TrainConfig())
     assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.backends.cuda.matmul.fp32_precision != "tf32"
+    assert not torch.backends.cuda.matmul.allow_tf32
     choose_kernels(TrainConfig(deterministic=True, precision="tf32"))
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.allow_tf32
 
 
 def test_profile(ranks: Ranks, settings: Settings) -> None:

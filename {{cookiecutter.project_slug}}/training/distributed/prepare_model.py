@@ -1,7 +1,8 @@
-"""What the settings ask of any model, whoever built it: device, dtype, dropout, less memory."""
+"""What the settings ask of any model, whoever built it: device, dtype, dropout, less memory; and
+the backend that compiles it."""
 
 import logging
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassFieldValidationError
@@ -12,6 +13,7 @@ from transformers import PreTrainedConfig
 from training.distributed.wrap import hugging_face_parts
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
+from training.settings.versions import activation_checkpointing
 
 log = logging.getLogger("training")
 
@@ -67,8 +69,20 @@ def enable_gradient_checkpointing(model: nn.Module) -> None:
     for part in parts:
         if not part.supports_gradient_checkpointing:
             raise UserError(f"{type(part).__name__} does not support --gradient-checkpointing")
-        # The first is the name from transformers 6 on; before 5.24 there is only the second.
-        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        enable: Callable = next(getattr(part, name) for name in names if hasattr(part, name))
         part.config.get_text_config().use_cache = False  # of decoders: it does not go with this
-        enable({"use_reentrant": False})
+        activation_checkpointing(part)({"use_reentrant": False})
+
+
+class CompileCounter:
+    """torch.compile's default backend, which also counts graphs: one a step, or with DDP one for
+    each bucket of gradients."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        from torch._dynamo import lookup_backend  # takes seconds to import
+
+        self.graphs += 1
+        log.info(f"torch.compile: compiling graph {self.graphs}")
+        return lookup_backend("inductor")(graph, inputs)

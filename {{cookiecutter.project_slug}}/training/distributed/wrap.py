@@ -54,7 +54,8 @@ def wrap(
         shard(model, device, half)
         return with_loss
     # Gradients live in the buckets, which saves a copy; buffers of encoders are constants.
-    ddp = DDP(with_loss, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    ddp = DDP(with_loss, gradient_as_bucket_view=True)
+    ddp.broadcast_buffers = False  # in forwards; the argument is another one from torch 2.13 on
     if half is not None:
         ddp.register_comm_hook(half, reduce_half)
     elif config.gradient_compression == "rows":

@@ -154,6 +154,7 @@ def run_agent(ranks: int, torchrun: list[str], command: list[str]) -> int:
         redirects = dict.fromkeys(range(1, ranks), Std.ALL)
         config.logs_specs = DefaultLogsSpecs(args.log_dir, redirects=redirects)
     # From 2.10 on PyTorch sets handlers only for these, so that no signal is lost at the start.
+    # Before, one that comes in the milliseconds in which it creates the ranks ends them at once.
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGQUIT")
     code = 0
     try:

@@ -22,6 +22,7 @@ from training.launch.rendezvous import check_interfaces, meet, use_loopback
 from training.settings.config import PROJECT
 from training.settings.errors import USER_ERROR, UserError
 from training.settings.flags import Parser, parse_args
+from training.settings.versions import check_versions
 
 REQUIRED = ("torch", "transformers", "numpy", "sklearn", "pyarrow")
 
@@ -47,6 +48,7 @@ def main(argv: list[str]) -> int:
             folder, python = shlex.quote(str(PROJECT)), shlex.quote(sys.executable)
             command = f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
             raise UserError(f"no {', '.join(missing)} in {sys.executable}: {command}")
+        check_versions("launch")
         given = launcher.nproc_per_node
         ranks = _integer("--nproc-per-node", given) if given else None
         restarts = [f"--max-restarts={max_restarts}"] if max_restarts else []

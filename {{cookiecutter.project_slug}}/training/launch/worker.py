@@ -72,7 +72,7 @@ def choose_kernels(config: TrainConfig) -> None:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     if config.precision == "tf32":  # only matrix products; sums and weights stay fp32
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.set_float32_matmul_precision("high")
 
 
 def _report(error: Exception) -> int:

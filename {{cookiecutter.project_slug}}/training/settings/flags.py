@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from training.settings.config import AUTO, PROJECT, TrainConfig, resolve_path
 from training.settings.errors import UserError, did_you_mean
 from training.settings.setting import facts
+from training.settings.versions import check_versions
 
 FACTS = {f.name: facts(f) for f in fields(TrainConfig)}
 ALIASES = {alias: name for name, about in FACTS.items() for alias in about.aliases}
@@ -140,6 +141,7 @@ def parse_args(
     argv: list[str] | None = None, metrics: Mapping[str, Any] | None = None
 ) -> TrainConfig:
     """`load_config`, with errors as one line on the screen and exit code 2."""
+    check_versions("train.py")
     try:
         return load_config(sys.argv[1:] if argv is None else argv, metrics)
     except UserError as error:

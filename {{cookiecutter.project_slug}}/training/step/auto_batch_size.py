@@ -63,5 +63,5 @@ def _runs_out_of_memory(
     optimizer.zero_grad()
     gc.collect()
     if torch.accelerator.is_available():
-        torch.accelerator.memory.empty_cache()
+        torch.get_device_module().empty_cache()
     return bool(reduce_tensor(ran_out).item())

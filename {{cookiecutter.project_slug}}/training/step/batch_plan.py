@@ -18,7 +18,6 @@ from training.distributed.wrap import num_replicas
 from training.settings.batch_sizes import BatchSizes, batch_sizes
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
-from training.step.compile import choose_lengths
 from training.step.loss import row_weight
 
 WINDOW = 64  # global batches in which rows are sorted by length
@@ -26,6 +25,8 @@ TOO_LITTLE_MEMORY = (
     "memory is too small for a single row; try --gradient-checkpointing, a shorter --max-length, "
     "--strategy fsdp, or a smaller model"
 )
+NUM_LENGTHS = 8  # as many as torch.compile keeps versions of the same code, by default
+FINEST = 512  # lengths are told apart this finely; a finer search takes long and saves nothing
 ROUNDS = 6  # of the permutation's mixing, an even number
 
 
@@ -188,6 +189,32 @@ class BatchPlan(DistributedSampler[MicroBatch]):
             own_weight = np.append(weight[own], np.zeros(fillers))
             ends_step = share + ranks >= count
             yield MicroBatch(own_rows, own_weight, ends_step, int(padded[share]), *of_step)
+
+
+def choose_lengths(store: TokenStore, most: int = NUM_LENGTHS) -> np.ndarray:
+    """At most `most` lengths to pad rows to, with the least padding: ascending, (lengths,).
+
+    torch.compile needs few shapes: for each it compiles again, for seconds. Dynamic programming:
+    quantiles pad two to five times as much on rows of uneven length.
+    """
+    lengths = store.lengths(slice(None))
+    unit = -(-lengths.max() // FINEST)
+    rounded = np.minimum(-(-lengths // unit) * unit, lengths.max())
+    sizes, counts = np.unique(rounded, return_counts=True)
+    rows = np.cumsum(counts)
+    # tokens[j]: the fewest to compute for all rows of at most sizes[j]; with one length, then more.
+    tokens = rows * sizes
+    between = (rows[None, :] - rows[:, None]) * sizes[None, :]  # rows above sizes[i], at sizes[j]
+    between = np.where(np.tri(len(sizes)), np.inf, between)
+    cuts = []
+    for _ in range(min(most, len(sizes)) - 1):
+        total = tokens[:, None] + between
+        cuts.append(total.argmin(axis=0))
+        tokens = np.minimum(total.min(axis=0), rows * sizes)
+    chosen = [len(sizes) - 1]
+    for cut in reversed(cuts):
+        chosen.append(int(cut[chosen[-1]]))
+    return sizes[sorted(set(chosen))]
 
 
 def build_plan(config: TrainConfig, train: TokenStore) -> BatchPlan:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from training.dataset.token_store import TokenStore
+from training.distributed.prepare_model import CompileCounter
 from training.distributed.wrap import make_autocast
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError, did_you_mean
-from training.step.compile import CompileCounter
 
 RowLoss = Callable[..., Tensor]
 
