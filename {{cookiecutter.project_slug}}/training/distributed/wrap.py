@@ -1,14 +1,14 @@
 """The model over all ranks: DDP, FSDP, or DataParallel, by `--strategy`."""
 
-from collections.abc import Callable
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from transformers import PreTrainedModel
@@ -28,10 +28,10 @@ def num_replicas(strategy: str) -> int:
     return torch.accelerator.device_count() or 1
 
 
-def make_autocast(device: torch.device, precision: str) -> Callable[[], torch.autocast]:
-    """A function that makes the context of a forward: half precision, or no change."""
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a forward on `device`: half precision, or no change."""
     half = HALF.get(precision)
-    return partial(torch.autocast, device.type, half, enabled=half is not None)
+    return torch.autocast(device.type, half, enabled=half is not None)
 
 
 def wrap(
@@ -51,7 +51,11 @@ def wrap(
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     half = HALF.get(config.gradient_compression)
     if config.strategy == "fsdp":
-        shard(model, device, half)
+        compute = HALF.get(config.precision)
+        # Weights are sent as the forward uses them, gradients are added up in fp32, as in DDP.
+        # Autocast is there for activations: sums of layers and norms stay in fp32 where it says so.
+        reduce = half or (torch.float32 if compute else None)
+        shard(model, device, MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False))
         return with_loss
     # Gradients live in the buckets, which saves a copy; buffers of encoders are constants.
     ddp = DDP(with_loss, gradient_as_bucket_view=True, forward_sync_buffers=False)
@@ -62,18 +66,26 @@ def wrap(
     return ddp
 
 
-def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | None) -> None:
-    """Shard the parameters over all ranks, layer by layer (FSDP2)."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.data, src=0)
+def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) -> None:
+    """Shard the parameters of a model on the CPU over all ranks, layer by layer (FSDP2): never is
+    more than one layer whole on `device`. Errors: UserError for a parameter without dimensions."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    # Inner layers before those that hold them; a list has no forward of its own to shard around.
+    # Inner layers before those that hold them.
     layers = [layer for inner_first in reversed(lists) for layer in inner_first]
+    uses = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
     for module in dict.fromkeys((*layers, model)):  # a layer may stand in several lists
-        if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+        is_shared = any(uses[parameter] > 1 for parameter in module.parameters())
+        # What has no forward, such as a list, is never called: the layer around it holds its
+        # weights. So it is with weights that several modules use.
+        has_forward = type(module).forward is not nn.Module.forward
+        if module is not model and (is_shared or not has_forward):
+            continue
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not isinstance(tensor, DTensor):  # not of an inner layer
+                tensor.data = tensor.data.to(device)
+                dist.broadcast(tensor.data, src=0)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> AbstractContextManager:
