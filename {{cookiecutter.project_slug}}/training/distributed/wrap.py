@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,25 +68,50 @@ def wrap(
 
 
 def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard the parameters of a model on the CPU over all ranks, layer by layer (FSDP2): never is
-    more than one layer whole on `device`. Errors: UserError for a parameter without dimensions."""
+    """Shard the parameters over all ranks, layer by layer (FSDP2): if `model` is on the CPU, no more
+    than one layer at a time is whole on `device`. Errors: UserError."""
+    if scalars := [name for name, p in model.named_parameters() if not p.ndim]:
+        shape = f"{scalars[0]} must have the shape (1,), not ()"
+        raise UserError(f"model.py: --strategy fsdp splits a parameter's first dimension: {shape}")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    # Inner layers before those that hold them.
-    layers = [layer for inner_first in reversed(lists) for layer in inner_first]
-    uses = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
-    for module in dict.fromkeys((*layers, model)):  # a layer may stand in several lists
-        is_shared = any(uses[parameter] > 1 for parameter in module.parameters())
-        # What has no forward, such as a list, is never called: the layer around it holds its
-        # weights. So it is with weights that several modules use.
-        has_forward = type(module).forward is not nn.Module.forward
-        if module is not model and (is_shared or not has_forward):
-            continue
+    for module in (*find_layers(model), model):
         for tensor in (*module.parameters(), *module.buffers()):
-            if not isinstance(tensor, DTensor):  # not of an inner layer
+            if not isinstance(tensor, DTensor):  # not of a layer inside
                 tensor.data = tensor.data.to(device)
                 dist.broadcast(tensor.data, src=0)
+        if module is not model:
+            gather_in_forward(module)
         fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def find_layers(model: nn.Module) -> list[nn.Module]:
+    """The modules in lists, inner ones before those that hold them, as far as each can be sharded
+    on its own: it has a forward (a list has none), and shares no parameter with other modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    uses = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
+    layers = [layer for inner_first in reversed(lists) for layer in inner_first]
+    return [
+        layer
+        for layer in dict.fromkeys(layers)  # one may stand in several lists
+        if type(layer).forward is not nn.Module.forward
+        and all(uses[parameter] == 1 for parameter in layer.parameters())
+    ]
+
+
+def gather_in_forward(layer: nn.Module) -> None:
+    """Let `layer.forward(...)`, as SqueezeBERT calls it, gather the layer's weights as `layer(...)`
+    does by FSDP's hooks. Call it before `layer` is sharded."""
+    forward = layer.forward
+    own = [(module, name) for module in layer.modules()
+           for name, parameter in module.named_parameters(recurse=False)
+           if not isinstance(parameter, DTensor)]  # fmt: skip
+
+    def gathering_forward(*args: Any, **kwargs: Any) -> Any:
+        is_gathered = not isinstance(getattr(*own[0]), DTensor)
+        return forward(*args, **kwargs) if is_gathered else layer(*args, **kwargs)
+
+    if own:
+        layer.forward = gathering_forward
 
 
 def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> AbstractContextManager:
