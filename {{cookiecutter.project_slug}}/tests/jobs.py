@@ -23,6 +23,7 @@ import model_rows
 import numpy as np
 import torch
 from sklearn import metrics as sk
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -533,7 +534,7 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
         values.append([logits.detach(), *(full_tensor(gradient) for gradient in gradients)])
         if len(values) == 1:
             model.zero_grad()
-            wrap.shard(model, device, None)
+            wrap.shard(model, device, MixedPrecisionPolicy())
     largest = max(float((a - b).abs().max()) for a, b in zip(*values, strict=True))
     return largest, all(isinstance(p, DTensor) for p in model.parameters())
 

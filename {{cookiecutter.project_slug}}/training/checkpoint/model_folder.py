@@ -53,12 +53,17 @@ class ModelFolder:
         self.tied = tied_names(self.model)
         self.readme = describe(self.model, self.labels, self.config)
 
+    def weights(self) -> Weights:
+        """All of the model's, sharded if they are, and those with several names once."""
+        tensors = self.model.state_dict().items()
+        return {name: tensor for name, tensor in tensors if name not in self.tied}
+
     def write(self, folder: Path, weights: Weights) -> None:
-        """Fill the existing `folder`. `weights`: all of the model's, as full tensors."""
+        """Fill the existing `folder`. `weights` are those of `weights()`, as full tensors."""
         for part in hugging_face_parts(self.model)[:1]:  # config.json, and the model's own code
             part.save_pretrained(folder, state_dict={}, save_original_format=False)
-        kept = {name: t.contiguous() for name, t in weights.items() if name not in self.tied}
-        save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+        contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
         self.tokenizer.save_pretrained(folder)
         frozen = [name for name, p in self.model.named_parameters() if not p.requires_grad]
         facts = json.dumps({"labels": self.labels, "frozen": frozen}, ensure_ascii=False, indent=1)
@@ -89,7 +94,7 @@ class ModelFolder:
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=self.config.cache_dir) as name:
             try:
                 with explain_disk_errors(Path(name)):
-                    self.write(Path(name), self.model.state_dict())
+                    self.write(Path(name), self.weights())
                 again = load_model(Path(name), build_model, self.config.trust_remote_code).model
             except UserError:
                 raise

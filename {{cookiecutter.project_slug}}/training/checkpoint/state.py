@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from training.checkpoint import checkpoint
 from training.checkpoint.model_folder import ModelFolder
 from training.checkpoint.rng import RankRng
-from training.distributed.full_state import FullOptimizerState
+from training.distributed.full_state import NamedOptimizerState, copy_to_main
 from training.distributed.ranks import on_main
 from training.settings.errors import UserError
 
@@ -78,7 +78,7 @@ class TrainState:
     def _parts(self) -> Iterator[tuple[str, Stateful]]:
         for name, part in self.parts.items():
             is_optimizer = isinstance(part, Optimizer)
-            yield name, FullOptimizerState(self.model, part) if is_optimizer else part
+            yield name, NamedOptimizerState(self.model, part) if is_optimizer else part
 
     def check(self) -> None:
         """Call on every rank when all parts are there. Errors: UserError for one that a checkpoint
@@ -89,11 +89,13 @@ class TrainState:
                 raise UserError(f"state.parts[{name!r}]: {rule}; a {type(part).__name__} does not")
         for name, part in self._parts():
             content = part.state_dict()
+            if isinstance(part, NamedOptimizerState):
+                content = copy_to_main(content)  # some have a state from the start, sharded
             on_main(partial(checkpoint.check_content, f"state.parts[{name!r}]", content))
         self.checked = set(self.parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Call on every rank; complete on the main process."""
+        """Call on every rank; tensors may be sharded."""
         if late := sorted(self.parts.keys() - self.checked):
             raise UserError(f"state.parts: add {', '.join(late)} before state.restore in train.py")
         parts = {name: part.state_dict() for name, part in self._parts()}
@@ -118,7 +120,7 @@ class TrainState:
             )
         self.folder.load(source)  # before the random state
         for name, part in self._parts():
-            if isinstance(part, FullOptimizerState) and name in names:
+            if isinstance(part, NamedOptimizerState) and name in names:
                 part.load_state_dict(saved.get(name, {}))  # large: it is sent tensor by tensor
             elif state := on_main(partial(saved.get, name)):  # empty for a scaler not in use
                 part.load_state_dict(state)

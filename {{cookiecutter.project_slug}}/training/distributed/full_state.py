@@ -1,12 +1,13 @@
 """Full tensors on the main process, sharded ones (FSDP) or replicas on the ranks.
 
 Checkpoints hold full tensors, whichever strategy wrote them. Every rank calls each function here.
-Sharded tensors are gathered one at a time into the main process's memory.
+On the way one tensor at a time is whole on a device, and only the main process keeps it.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint.state_dict as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -23,15 +24,18 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathering(model: nn.Module) -> dcp.StateDictOptions:
-    """Sharded tensors go to the CPU of the main process. Others are not copied at all."""
-    is_sharded = any(isinstance(p, DTensor) for p in model.parameters())
-    return dcp.StateDictOptions(full_state_dict=True, cpu_offload=is_sharded)
-
-
-def full_weights(model: nn.Module) -> dict[str, Any]:
-    """The weights by name; of a sharded model on the main process only, elsewhere empty."""
-    return dcp.get_model_state_dict(model, options=gathering(model))
+@torch.no_grad()
+def copy_to_main(value: Any) -> Any:
+    """A copy of nested dicts and lists in the main process's memory, with full tensors. Elsewhere
+    None takes the place of each tensor."""
+    if isinstance(value, dict):
+        return {key: copy_to_main(content) for key, content in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copy_to_main(content) for content in value)
+    if not isinstance(value, Tensor):
+        return value
+    full = full_tensor(value)
+    return full.to("cpu", copy=True) if is_main() else None
 
 
 def load_weights(model: nn.Module, read: Callable[[], dict[str, Tensor]]) -> None:
@@ -42,21 +46,20 @@ def load_weights(model: nn.Module, read: Callable[[], dict[str, Tensor]]) -> Non
     dcp.set_model_state_dict(model, weights, options=FROM_MAIN)
 
 
-class FullOptimizerState:
-    """The state of an optimizer as a part of a checkpoint, by names of parameters."""
+class NamedOptimizerState:
+    """The state of an optimizer by names of parameters, which do not depend on their order."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Complete on the main process."""
+        """Tensors are those of the optimizer, sharded if they are."""
         if not self.optimizer.state:  # no step was taken yet, or it keeps nothing, as plain SGD
             return self.optimizer.state_dict()
-        options = gathering(self.model)
-        return dict(dcp.get_optimizer_state_dict(self.model, self.optimizer, options=options))
+        return dict(dcp.get_optimizer_state_dict(self.model, self.optimizer))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """`state` is read on the main process only."""
+        """`state`, with full tensors, is read on the main process only."""
         if on_main(lambda: not state["state"]):
             self.optimizer.load_state_dict(on_main(lambda: state))
         else:

@@ -19,8 +19,10 @@ log = logging.getLogger("training")
 
 
 def prepare_model(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
-    """Return `model`, changed in place. Errors: UserError if it cannot do what is asked."""
-    model.to(device, torch.float64 if config.precision == "fp64" else None)
+    """Return `model`, changed in place: on `device`, or for FSDP on the CPU, since the device may
+    not hold all of it. Errors: UserError if it cannot do what is asked."""
+    home = torch.device("cpu") if config.strategy == "fsdp" else device
+    model.to(home, torch.float64 if config.precision == "fp64" else None)
     set_dropout(model, config.dropout)
     is_frozen = not all(parameter.requires_grad for parameter in model.parameters())
     if (config.freeze_encoder or config.freeze_embeddings) and not is_frozen:

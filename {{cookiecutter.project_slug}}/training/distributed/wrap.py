@@ -1,14 +1,15 @@
 """The model over all ranks: DDP, FSDP, or DataParallel, by `--strategy`."""
 
-from collections.abc import Callable
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from transformers import PreTrainedModel
@@ -28,10 +29,10 @@ def num_replicas(strategy: str) -> int:
     return torch.accelerator.device_count() or 1
 
 
-def make_autocast(device: torch.device, precision: str) -> Callable[[], torch.autocast]:
-    """A function that makes the context of a forward: half precision, or no change."""
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a forward on `device`: half precision, or no change."""
     half = HALF.get(precision)
-    return partial(torch.autocast, device.type, half, enabled=half is not None)
+    return torch.autocast(device.type, half, enabled=half is not None)
 
 
 def wrap(
@@ -51,7 +52,11 @@ def wrap(
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     half = HALF.get(config.gradient_compression)
     if config.strategy == "fsdp":
-        shard(model, device, half)
+        compute = HALF.get(config.precision)
+        # Weights are sent as the forward uses them, gradients are added up in fp32, as in DDP.
+        # Autocast is there for activations: sums of layers and norms stay in fp32 where it says so.
+        reduce = half or (torch.float32 if compute else None)
+        shard(model, device, MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False))
         return with_loss
     # Gradients live in the buckets, which saves a copy; buffers of encoders are constants.
     ddp = DDP(with_loss, gradient_as_bucket_view=True)
@@ -63,18 +68,51 @@ def wrap(
     return ddp
 
 
-def shard(model: nn.Module, device: torch.device, reduce_dtype: torch.dtype | None) -> None:
-    """Shard the parameters over all ranks, layer by layer (FSDP2)."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.data, src=0)
+def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) -> None:
+    """Shard the parameters over all ranks, layer by layer (FSDP2): if `model` is on the CPU, no more
+    than one layer at a time is whole on `device`. Errors: UserError."""
+    if scalars := [name for name, p in model.named_parameters() if not p.ndim]:
+        shape = f"{scalars[0]} must have the shape (1,), not ()"
+        raise UserError(f"model.py: --strategy fsdp splits a parameter's first dimension: {shape}")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    for module in (*find_layers(model), model):
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not isinstance(tensor, DTensor):  # not of a layer inside
+                tensor.data = tensor.data.to(device)
+                dist.broadcast(tensor.data, src=0)
+        if module is not model:
+            gather_in_forward(module)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def find_layers(model: nn.Module) -> list[nn.Module]:
+    """The modules in lists, inner ones before those that hold them, as far as each can be sharded
+    on its own: it has a forward (a list has none), and shares no parameter with other modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    # Inner layers before those that hold them; a list has no forward of its own to shard around.
+    uses = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
     layers = [layer for inner_first in reversed(lists) for layer in inner_first]
-    for module in dict.fromkeys((*layers, model)):  # a layer may stand in several lists
-        if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+    return [
+        layer
+        for layer in dict.fromkeys(layers)  # one may stand in several lists
+        if type(layer).forward is not nn.Module.forward
+        and all(uses[parameter] == 1 for parameter in layer.parameters())
+    ]
+
+
+def gather_in_forward(layer: nn.Module) -> None:
+    """Let `layer.forward(...)`, as SqueezeBERT calls it, gather the layer's weights as `layer(...)`
+    does by FSDP's hooks. Call it before `layer` is sharded."""
+    forward = layer.forward
+    own = [(module, name) for module in layer.modules()
+           for name, parameter in module.named_parameters(recurse=False)
+           if not isinstance(parameter, DTensor)]  # fmt: skip
+
+    def gathering_forward(*args: Any, **kwargs: Any) -> Any:
+        is_gathered = not isinstance(getattr(*own[0]), DTensor)
+        return forward(*args, **kwargs) if is_gathered else layer(*args, **kwargs)
+
+    if own:
+        layer.forward = gathering_forward
 
 
 def gradient_sync(wrapped: nn.Module, model: nn.Module, ends_step: bool) -> AbstractContextManager:

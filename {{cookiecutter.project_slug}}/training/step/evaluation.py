@@ -19,7 +19,7 @@ from tqdm import tqdm
 from training.dataset.token_store import Splits, TokenStore
 from training.distributed import watchdog
 from training.distributed.ranks import is_main, on_main
-from training.distributed.wrap import make_autocast
+from training.distributed.wrap import autocast
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError
 from training.step.loss import RowLoss, check_logits, check_losses, logits_of, row_weight
@@ -136,14 +136,14 @@ class Evaluator:
         return self._on_host(logits)
 
     def _on_host(self, logits: list[torch.Tensor]) -> Arrays:
-        dtype = next(self.model.parameters()).dtype  # NumPy has no bf16
-        return [part.to("cpu", dtype).numpy() for part in logits]
+        # NumPy has no bf16
+        return [p.to("cpu", torch.promote_types(p.dtype, torch.float32)).numpy() for p in logits]
 
     def _logits(self, store: TokenStore, rows: np.ndarray) -> torch.Tensor:
         """(rows, num_labels)"""
         device = self.device
         inputs = {k: v.to(device, non_blocking=True) for k, v in store.inputs(rows).items()}
-        with make_autocast(device, self.config.precision)():
+        with autocast(device, self.config.precision):
             logits = logits_of(self.model(**inputs))
         check_logits(logits, len(rows), len(store.labels))
         return logits

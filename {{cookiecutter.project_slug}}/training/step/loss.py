@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from training.dataset.token_store import TokenStore
 from training.distributed.prepare_model import CompileCounter
-from training.distributed.wrap import make_autocast
+from training.distributed.wrap import autocast
 from training.settings.config import TrainConfig
 from training.settings.errors import UserError, did_you_mean
 
@@ -38,13 +38,12 @@ class ModelWithLoss(nn.Module):
             raise UserError(f"model.py: {rule}: {error}") from None
         self.model, self.loss_per_row, self.num_labels = model, loss_per_row, num_labels
         self.config = config
-        self.autocast = make_autocast(next(model.parameters()).device, config.precision)
         self.compile_counter = CompileCounter() if config.compile else None
         if self.compile_counter is not None:  # in place; evaluations call the model as it is
             self.compile(backend=self.compile_counter)
 
     def forward(self, inputs: dict[str, Tensor], labels: Tensor, weight: Tensor) -> Tensor:
-        with self.autocast():
+        with autocast(labels.device, self.config.precision):
             logits = logits_of(self.model(**inputs))  # (batch, num_labels)
         check_logits(logits, len(labels), self.num_labels)
         losses = self.loss_per_row(logits, labels, self.config)  # (batch,)
