@@ -151,10 +151,12 @@ def test_a_silent_network_ends_the_rank(ranks: Ranks) -> None:
 
 def test_ranks_of_a_machine_share_a_result_or_a_failure(ranks: Ranks) -> None:
     """Each machine its own; a failure of its local rank 0 ends its ranks, and only these."""
-    results = ranks.run(4, machines.shared_results, 2)
-    assert results == [["machine0, 0", "machine0, 1"]] * 2 + [["machine1, 0", "machine1, 1"]] * 2
+    ranks.run(1, machines.shared_results, 1)  # a run before, of fewer ranks
+    for one_name in (False, True):
+        results = ranks.run(4, machines.shared_results, 2, None, one_name)
+        assert results == [["0, 0", "0, 1"]] * 2 + [["1, 0", "1, 1"]] * 2
     with pytest.raises(RankError, match="rank 2: OSError: broken") as error:
-        ranks.run(4, machines.shared_results, 2, "machine1")
+        ranks.run(4, machines.shared_results, 2, 1)
     assert error.value.kinds == ["OSError", "MainProcessError"]
 
 
