@@ -110,7 +110,7 @@ def main(config: TrainConfig, device: torch.device) -> None:
 
     # -- training --------------------------------------------------------------------------------
     model.train()
-    fit_batch_size(config, plan, wrapped, model)
+    fit_batch_size(config, plan, wrapped, model, optimizer)
     evaluator.dry_run()  # what would fail at the first evaluation fails now
     log.info(f"training to step {total_steps}, {plan.steps_per_epoch} steps per epoch, in {run}")
     monitor.start(loader)

@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 import time
+import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -146,7 +148,9 @@ class WatchingOperations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         if "_local_scalar_dense" in name or "nonzero" in name:
-            self.see("reads", [])
+            callers = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
+            in_mask = any(file.endswith("masking_utils.py") for file in callers)
+            self.see("reads of the mask" if in_mask else "reads", [])
         elif name.startswith("c10d."):
             self.see(name.split(".")[1], args[0])
         return func(*args, **(kwargs or {}))
@@ -380,17 +384,55 @@ def run_with_bad_loss(config: TrainConfig, kind: str, steps: list[int], stop: in
         run_stopped_at(config, stop)
 
 
-def run_with_little_memory(config: TrainConfig, rank: int, rows: int, step: int) -> None:
-    """A run in which, from `step` on, one rank's memory holds at most `rows` rows."""
+def run_in_fp16(config: TrainConfig, bad_steps: list[int], growth_interval: int) -> None:
+    """A run whose loss scale grows after so many good steps, and overflows in the bad ones."""
+    scaler = partial(torch.amp.GradScaler, growth_interval=growth_interval)
+    with Patch(torch.amp, "GradScaler", scaler):
+        run_with_bad_loss(replace(config, precision="fp16"), "gradient", bad_steps)
+
+
+class GraphProbe:
+    """A hook that lives as long as the graph of a forward does."""
+
+    def __init__(self, in_backward: Callable[[], None]) -> None:
+        self.in_backward = in_backward
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self.in_backward()
+
+
+def run_with_little_memory(
+    config: TrainConfig, rank: int, rows: int, step: int, where: str = "forward"
+) -> int:
+    """A run in which, from `step` on, one rank's memory holds at most `rows` rows. Returns how
+    often a forward began while the graph of one that had run out of memory still existed."""
+    last_rows, failed, still_there = 0, False, 0
+    last_graph: Any = lambda: None  # noqa: E731, a weak reference
+
+    def check(place: str) -> None:
+        nonlocal failed
+        is_due = torch.distributed.get_rank() == rank and watchdog.position.step >= step
+        if is_due and place == where and last_rows > rows:
+            failed = True
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     def loss(logits: Any, *args: Any) -> torch.Tensor:
-        due = torch.distributed.get_rank() == rank and watchdog.position.step >= step
-        if due and len(logits) > rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        nonlocal last_rows, failed, last_graph, still_there
+        still_there += failed and last_graph() is not None
+        last_rows, failed = len(logits), False
+        if logits.requires_grad:
+            probe = GraphProbe(partial(check, "backward"))
+            logits.register_hook(probe)
+            last_graph = weakref.ref(probe)
+        check("forward")
         return loss_per_row(logits, *args)
 
-    with Patch(train, "loss_per_row", loss):
+    def update(optimizer: torch.optim.Optimizer) -> None:
+        check("update" if optimizer.state else "first update")
+
+    with Patch(train, "loss_per_row", loss), before_each_update(update):
         run(config)
+    return still_there
 
 
 def run_with_broken_evaluation(config: TrainConfig) -> None:

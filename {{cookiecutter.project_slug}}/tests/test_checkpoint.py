@@ -110,7 +110,7 @@ def test_other_format_version(tmp_path: Path) -> None:
     path = make(tmp_path, 1)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text("utf-8"))
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"version": 99}), "utf-8")
-    with pytest.raises(UserError, match="checkpoint format 99, this code reads format 4"):
+    with pytest.raises(UserError, match="checkpoint format 99, this code reads format 5"):
         checkpoint.newest(tmp_path)
 
 

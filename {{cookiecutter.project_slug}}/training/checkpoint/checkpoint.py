@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from training.settings.errors import UserError
 
 log = logging.getLogger("training")
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 # safetensors and torch.save have no error type of their own for a disk that fails.
 DISK_ERROR = re.compile(r"os error|file write|writing file")

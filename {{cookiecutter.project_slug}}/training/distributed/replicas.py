@@ -1,5 +1,7 @@
 """Do all ranks train the same model? Checks that stop the run with a sentence if they do not."""
 
+import logging
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -8,9 +10,15 @@ from torch.distributed.tensor import DTensor
 from training.distributed.ranks import gather
 from training.settings.errors import UserError
 
+log = logging.getLogger("training")
 
-def check_replicas(model: nn.Module) -> None:
-    """Compare the weights of all ranks. Errors: RuntimeError that names the ranks that differ."""
+
+def check_replicas(model: nn.Module, on_drift: str) -> None:
+    """Compare the weights of all ranks. If they differ, `on_drift` is what to do: "stop" (Errors:
+    RuntimeError that names the ranks), or "warn"; with "off" nothing is compared.
+    """
+    if on_drift == "off":
+        return
     replicated = [p.detach() for p in model.parameters() if not isinstance(p, DTensor)]
     if not replicated:
         return  # every rank holds other shards
@@ -22,7 +30,13 @@ def check_replicas(model: nn.Module) -> None:
         problem = f"the weights of ranks {different} differ from those of the other {others}"
         advice = "look for random numbers or data that change weights on some ranks only, then"
         advice += " for a broken device; the last checkpoint may hold such weights, too"
-        raise RuntimeError(f"the replicas diverged: {problem}; {advice}")
+        if on_drift == "warn":
+            log.warning(f"the replicas diverged: {problem}")
+            return
+        raise RuntimeError(
+            f"the replicas diverged: {problem}; {advice}; if devices are of different kinds, last "
+            "bits may differ: --on-replica-drift warn"
+        )
 
 
 def checksum(weights: torch.Tensor) -> torch.Tensor:

@@ -48,12 +48,18 @@ def step_if_finite(optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm
     if scaler.is_enabled():  # it has seen the gradient, too
         scaler.step(optimizer)
         scaler.update()
-    elif getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: decides on the device
+    else:
+        step_unless(skipped, optimizer)
+    return skipped
+
+
+def step_unless(skipped: Tensor, optimizer: Optimizer) -> None:
+    """Take the optimizer's step unless `skipped`, (), is true. A first step makes its state."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: decides on the device
         vars(optimizer)["found_inf"] = skipped.float()
         optimizer.step()
     elif not skipped:  # another optimizer: this waits for the device
         optimizer.step()
-    return skipped
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:

@@ -3,24 +3,30 @@
 import io
 import logging
 import logging.handlers
+import math
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
 from tqdm import tqdm
 
 from training.dataset.token_store import TokenStore
+from training.settings.batch_sizes import BatchSizes
+from training.settings.config import TrainConfig
 from training.settings.errors import needs_no_traceback
 from training.step.batch_plan import BatchPlan
 from training.tracking.data_report import remarks
 
 log = logging.getLogger("training")
 SHOWN_LABELS = 12
+FEW_ROWS = 4  # a rank has few rows if it could compute this many times as many at once
 
 
 class ConsoleHandler(logging.Handler):
@@ -94,17 +100,35 @@ def describe_data(splits: dict[str, TokenStore], max_length: int) -> None:
         log.warning(line)
 
 
-def describe_model(model: nn.Module, plan: BatchPlan) -> None:
-    """How large the model is, and how a global batch is computed."""
+def describe_model(model: nn.Module, plan: BatchPlan, config: TrainConfig) -> None:
+    """How large the model is, how a global batch is computed, and what would be faster."""
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     log.info(f"model: {parameters:,} parameters, {trained:,} trained")
-    sizes, ranks = plan.sizes, dist.get_world_size()
+    sizes, ranks, device = plan.sizes, dist.get_world_size(), next(model.parameters()).device
     steps = sizes.gradient_accumulation_steps
     log.info(
         f"global batch {sizes.global_batch_size} = {ranks} rank{'' if ranks == 1 else 's'} "
-        f"({next(model.parameters()).device.type}) × {steps} accumulation "
+        f"({device.type}) × {steps} accumulation "
         f"step{'' if steps == 1 else 's'} × at most {sizes.batch_size} rows"
     )
     if plan.lengths is not None:
         log.info(f"torch.compile: batches are padded to {plan.lengths.tolist()} tokens")
+    for line in suggestions(config, sizes, ranks, device):
+        log.info(line)
+
+
+def suggestions(
+    config: TrainConfig, sizes: BatchSizes, ranks: int, device: torch.device
+) -> Iterator[str]:
+    """What would use this hardware better."""
+    could_change = config.precision == "fp32" and device.type == "cuda"
+    if could_change and torch.cuda.is_bf16_supported(including_emulation=False):
+        yield "fp32 is slow on this GPU: --precision bf16 is much faster; tf32 too, closer to fp32"
+    if sizes.batch_size * FEW_ROWS <= config.batch_size:
+        fewer = math.ceil(sizes.global_batch_size / config.batch_size)
+        yield (
+            f"each rank has only {sizes.batch_size} rows a step: {fewer} ranks would give the same "
+            f"result, and --global-batch-size {ranks * config.batch_size} would use all {ranks} "
+            "(another batch size needs another --lr)"
+        )

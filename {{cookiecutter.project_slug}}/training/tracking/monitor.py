@@ -98,9 +98,10 @@ class Monitor:
 
     def check_replicas(self, was_evaluated: bool) -> None:
         """Compare the ranks' weights at evaluations and every --check-replicas-every steps."""
-        every = self.tracker.config.check_replicas_every
+        config = self.tracker.config
+        every = config.check_replicas_every
         if was_evaluated or (every and self.progress.step % every == 0):
-            check_replicas(self.with_loss.model)
+            check_replicas(self.with_loss.model, config.on_replica_drift)
 
     def end_step(self, loss_sum: Tensor, grad_norm: Tensor, skipped: Tensor) -> None:
         """Count a step, and log every --log-every steps. Call on every rank, with this rank's

@@ -20,6 +20,7 @@ from training.step.optimizer import Schedule
 from training.tracking.tracker import Tracker
 
 log = logging.getLogger("training")
+COUNTS = ("in_a_row", "taken_in_a_row", "seeks_scale", "overflows")  # kept in checkpoints
 
 
 @dataclass
@@ -31,6 +32,11 @@ class SkippedSteps:
     schedule: Schedule
     scaler: torch.amp.GradScaler
     in_a_row: int = 0
+    taken_in_a_row: int = 0
+    # fp16 finds its loss scale by overflowing: at the start, and whenever the scale has grown. Such
+    # steps are skipped, too, but nothing is wrong with their rows.
+    seeks_scale: bool = True
+    overflows: int = 0
     # Of the last step: whether it was skipped, the event of that flag's copy, and which step.
     _pending: tuple[Tensor, Any, dict[str, int]] | None = None
 
@@ -57,11 +63,22 @@ class SkippedSteps:
         if copied is not None:
             copied.synchronize()
         if not flag:
-            self.in_a_row = 0
+            if self.overflows:
+                counted = f"{self.overflows} steps that overflowed and were skipped"
+                log.info(f"fp16: the loss scale is {self.scaler.get_scale():g}, after {counted}")
+            self.in_a_row, self.overflows = 0, 0
+            self.taken_in_a_row += 1
+            if self.scaler.is_enabled():
+                interval = self.scaler.get_growth_interval()
+                self.seeks_scale = self.taken_in_a_row % interval == 0  # it has grown
             return
-        self.in_a_row += 1
+        self.taken_in_a_row = 0
         self.schedule.undo_step()
         scale = self.scaler.get_scale()
+        if self.scaler.is_enabled() and self.seeks_scale and scale >= 1.0:
+            self.overflows += 1
+            return
+        self.in_a_row += 1
         rows = self.plan.global_batch(where["step_in_epoch"], where["epoch"])
         file = self.tracker.run / "bad_batches.jsonl"
         if is_main():
@@ -82,8 +99,9 @@ class SkippedSteps:
 
     def state_dict(self) -> dict[str, Any]:
         pending = self._pending and [bool(self._pending[0]), self._pending[2]]
-        return {"in_a_row": self.in_a_row, "pending": pending}
+        return {"pending": pending, **{name: getattr(self, name) for name in COUNTS}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.in_a_row, pending = state["in_a_row"], state["pending"]
+        vars(self).update({name: state[name] for name in COUNTS})
+        pending = state["pending"]
         self._pending = pending and (torch.tensor(pending[0]), None, pending[1])

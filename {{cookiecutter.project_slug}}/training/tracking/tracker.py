@@ -46,7 +46,7 @@ class Tracker:
         """Say what will be trained, on what."""
         if self.enabled:
             describe_data(splits, self.config.max_length)
-            describe_model(model, plan)
+            describe_model(model, plan, self.config)
 
     def open(
         self, run: Path, progress: Progress, plan: BatchPlan, splits: Splits, total_steps: int
