@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -201,8 +202,8 @@ def local_main_first(what: str, name: str = "") -> Iterator[bool]:
     key = f"{_machine()}: {what} {name}"
     is_ordered = dist.is_initialized() and not (name and os.path.isdir(name))
     later = is_ordered and rank_from(os.environ)[1] > 0
-    if later:
-        _store.wait([key])
+    while later and not _store.check([key]):
+        time.sleep(0.1)  # `wait` would answer no signal, and keep PyTorch's threads from the store
     try:
         yield later
     finally:
