@@ -26,11 +26,12 @@ from training.dataset import files
 from training.dataset.source import Source
 from training.distributed import ranks, watchdog
 from training.settings.config import TrainConfig
+from training.settings.errors import UserError
 
 
 @contextmanager
 def two_machines() -> Iterator[None]:
-    """Join the process group as one of two ranks of a machine."""
+    """Join the process group as one of two ranks of a machine, `machine0` or `machine1`."""
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = str(rank % 2)
     with Patch(platform, "node", lambda: f"machine{rank // 2}"):
@@ -38,15 +39,27 @@ def two_machines() -> Iterator[None]:
         yield
 
 
-def shared_results(calls: int, broken: str = "") -> list[str]:
+@contextmanager
+def two_machines_of_one_name() -> Iterator[None]:
+    number = str(int(os.environ["RANK"]) // 2)
+    with (
+        two_machines(),
+        Patch(platform, "node", lambda: "localhost"),
+        Patch(os, "environ", os.environ | {"GROUP_RANK": number}),  # torchrun sets it
+    ):
+        yield
+
+
+def shared_results(calls: int, broken: int | None = None, one_name: bool = False) -> list[str]:
     """What local rank 0 of the machine has given in each of so many calls; one machine fails."""
+    machine = int(os.environ["RANK"]) // 2
 
     def function(number: int) -> str:
-        if platform.node() == broken:
+        if machine == broken:
             raise OSError("broken")
-        return f"{platform.node()}, {number}"
+        return f"{machine}, {number}"
 
-    with two_machines():
+    with two_machines_of_one_name() if one_name else two_machines():
         return [ranks.on_local_main(partial(function, number)) for number in range(calls)]
 
 
@@ -85,9 +98,11 @@ def data_set_requests(config: TrainConfig) -> tuple[list[str], int]:
         return [source.content(split) for split in ("train", "val")], len(requests)
 
 
-def model_requests(config: TrainConfig, folder: str, cache: Path) -> list[tuple[str, bool, bool]]:
+def model_requests(
+    config: TrainConfig, folder: str, cache: Path, reachable: bool
+) -> tuple[list[tuple[str, bool, bool]], str]:
     """Load "o/m", whose files are in `folder`, on two machines. Of each request: what was asked
-    for, whether only of the cache, and whether local rank 0 had it by then."""
+    for, whether only of the cache, and whether local rank 0 had it by then; and the error."""
     requests: list[tuple[str, bool, bool]] = []
 
     def load(what: str, original: Any) -> Any:
@@ -105,8 +120,13 @@ def model_requests(config: TrainConfig, folder: str, cache: Path) -> list[tuple[
 
         return call
 
+    def model_info(name: str, timeout: int) -> None:
+        requests.append(("hub", False, True))
+        if not reachable:
+            raise ConnectionError("no route")
+
     classifier = transformers.AutoModelForSequenceClassification
-    hub = SimpleNamespace(model_info=lambda name, timeout: requests.append(("hub", False, True)))
+    hub = SimpleNamespace(model_info=model_info)
     with two_machines(), ExitStack() as patches:
         for holder, name, what in (
             (PreTrainedConfig, "get_config_dict", "content"),
@@ -117,11 +137,13 @@ def model_requests(config: TrainConfig, folder: str, cache: Path) -> list[tuple[
             patches.enter_context(Patch(holder, name, load(what, getattr(holder, name))))
         patches.enter_context(Patch(pretrained, "HfApi", lambda: hub))
         patches.enter_context(Patch(pretrained, "find_adapter_config_file", lambda *_, **__: None))
-        tokenizer = load_hf_tokenizer(config)
-        pretrained.load_classifier(
-            config, pretrained.load_hf_config(config), tokenizer, ["a", "b", "c"]
-        )
-    return requests
+        try:
+            tokenizer = load_hf_tokenizer(config)
+            hf_config = pretrained.load_hf_config(config)
+            pretrained.load_classifier(config, hf_config, tokenizer, ["a", "b", "c"])
+        except UserError as error:
+            return requests, str(error)
+    return requests, ""
 
 
 def broken_network(error: str) -> None:

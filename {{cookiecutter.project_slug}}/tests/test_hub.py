@@ -158,10 +158,15 @@ def test_one_rank_of_a_machine_asks_for_a_model(
     ranks: Ranks, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Local rank 0 asks for configuration, tokenizer and weights; the other ranks wait for each,
-    and read it from the cache."""
+    and read it from the cache, also after it has failed."""
     config = TrainConfig(model="o/m", max_length=32)
     job = machines.model_requests, config, str(tiny_model), tmp_path
-    for rank, requests in enumerate(ranks.run(4, *job)):
+    for rank, (requests, error) in enumerate(ranks.run(4, *job, False)):
+        assert ("hub", False, True) in requests or rank % 2 == 1
+        assert all(only_cache for what, only_cache, _ in requests if rank % 2 == 1)
+        assert "reached from here; check the name and the network (no" in error
+    for rank, (requests, error) in enumerate(ranks.run(4, *job, True)):
+        assert not error
         online = [what for what, only_cache, _ in requests if not only_cache]
         assert [what for what, *_ in requests if what in ("tokenizer", "weights")] == [
             "tokenizer", "weights"

@@ -93,7 +93,9 @@ def test_a_folder_with_a_colon(tmp_path: Path) -> None:
         ("0::/a/b", {"cpu.max": "600000 100000", "a/b/cpu.max": "50000 100000"}, 1),
         ("0::/docker/id", {"cpu.max": "400000 100000"}, 4),  # a container sees its group as "/"
         ("0::/", {}, 8),
-        ("5:cpuset:/\n4:cpuacct,cpu:/a", {"cpu/a/cpu.cfs_quota_us": "300000",
+        ("5:cpuset:/b\n4:cpuacct,cpu:/a", {"cpu/b/cpu.cfs_quota_us": "100000",
+                                           "cpu/b/cpu.cfs_period_us": "100000",
+                                           "cpu/a/cpu.cfs_quota_us": "300000",
                                          "cpu/a/cpu.cfs_period_us": "100000"}, 3),
         ("4:cpu:/docker/id\n0::/", {"cpu/cpu.cfs_quota_us": "100000",
                                     "cpu/cpu.cfs_period_us": "50000"}, 2),

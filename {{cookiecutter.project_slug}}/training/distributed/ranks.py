@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -187,16 +188,22 @@ def on_main(function: Callable[[], T]) -> T:
     return result
 
 
+def _machine() -> str:
+    """This rank's machine. Two may have one name, so its number counts too, where it is known."""
+    number = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID"))
+    return f"{platform.node()} {number}"
+
+
 @contextmanager
 def local_main_first(what: str, name: str = "") -> Iterator[bool]:
     """In the `with`, local rank 0 of each machine goes first: what it downloads is then in the
     cache. Yields whether this rank comes later, and need not ask the network. If `name` is a folder
     here, nobody waits."""
-    key = f"{platform.node()}: {what} {name}"
+    key = f"{_machine()}: {what} {name}"
     is_ordered = dist.is_initialized() and not (name and os.path.isdir(name))
     later = is_ordered and rank_from(os.environ)[1] > 0
-    if later:
-        _store.wait([key])
+    while later and not _store.check([key]):
+        time.sleep(0.1)  # `wait` would answer no signal, and keep PyTorch's threads from the store
     try:
         yield later
     finally:
@@ -208,7 +215,7 @@ def on_local_main(function: Callable[[], str]) -> str:
     """Call `function` on local rank 0 of each machine; the machine's ranks get its result."""
     if not dist.is_initialized():
         return function()
-    key = f"{platform.node()}, call {next(_calls)}"
+    key = f"{_machine()}: call {next(_calls)}"
     with local_main_first(key) as later:
         if not later:
             _store.set(f"result of {key}", function())
