@@ -69,8 +69,8 @@ def wrap(
 
 
 def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard the parameters over all ranks, layer by layer (FSDP2): if `model` is on the CPU, no more
-    than one layer at a time is whole on `device`. Errors: UserError."""
+    """Shard the parameters over all ranks, layer by layer (FSDP2): if `model` is on the CPU, no
+    more than one layer at a time is whole on `device`. Errors: UserError."""
     if scalars := [name for name, p in model.named_parameters() if not p.ndim]:
         shape = f"{scalars[0]} must have the shape (1,), not ()"
         raise UserError(f"model.py: --strategy fsdp splits a parameter's first dimension: {shape}")

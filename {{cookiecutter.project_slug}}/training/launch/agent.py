@@ -20,7 +20,7 @@ from torch.distributed import run
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
@@ -76,6 +76,7 @@ class Agent(LocalElasticAgent):
         if not result.failures:
             return result
         self.pids = []
+        self._add_late_failures(worker_group, result.failures)
         codes = [failure.exitcode for failure in result.failures.values()]
         # A mistake of the user's would fail again each time.
         if self.stop_signals or USER_ERROR in codes or self.restarts_left == 0:
@@ -86,6 +87,19 @@ class Agent(LocalElasticAgent):
         action = f"start again from the last checkpoint ({self.restarts_left} restarts left)"
         print(f"{problem}; all ranks {action}", file=sys.stderr)
         return result
+
+    def _add_late_failures(self, worker_group: WorkerGroup, failures: dict[int, Any]) -> None:
+        """Add ranks that were on their way out when another one's end was noticed.
+
+        One of them may have failed first. Before torch 2.10, PyTorch left them out.
+        """
+        context: Any = self._pcontext
+        for worker in worker_group.workers:
+            local_rank, rank = worker.local_rank, worker.global_rank
+            code = context.subprocess_handlers[local_rank].proc.poll()
+            if code and rank not in failures:
+                error_file = context.error_files[local_rank]
+                failures[rank] = ProcessFailure(local_rank, worker.id, code, error_file)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
         self.is_stopping = True
