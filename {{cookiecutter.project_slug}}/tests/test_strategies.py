@@ -126,3 +126,35 @@ def test_fsdp_in_fp16(ranks: Ranks, settings: Settings) -> None:
     ddp, fsdp = (np.array(rows, float) for rows in found)
     np.testing.assert_allclose(fsdp, ddp, rtol=0.01)
     assert ddp[2, 2] == ddp[1, 2] / 2  # the scale
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fsdp_memory_of_checkpoints(ranks: Ranks, settings: Settings, precision: str) -> None:
+    """A save and a resume hold one full tensor at a time, but for one copy of the checkpoint on the
+    main process; a resume besides what training holds: gradients and two moments, sharded."""
+    config = settings(strategy="fsdp", precision=precision, save_every=1, batch_size=8)
+    for run, stop in (("first", 3), ("resumed", 0)):
+        main, *others = ranks.run(3, jobs.memory_of_checkpoints, config, stop)
+        one, more = main["largest"], 4096  # the state of random numbers
+        saved, full, _ = main["save"]
+        assert main["checkpoint"] < saved < main["checkpoint"] + 2 * one + 4 * more
+        for rank in others:
+            assert rank["save"][0] <= 2 * one + 4 * more
+            assert rank["save"][1] <= 2
+            if run == "resumed":
+                assert 0 < rank["restore"][0] <= 3 * rank["shards"] + one + 4 * more
+                assert rank["restore"][1] <= 2
+    assert main["restore"][0] < 1.3 * main["checkpoint"] + 3 * main["shards"]
+
+
+def test_fsdp_in_bf16(ranks: Ranks, settings: Settings) -> None:
+    """Weights are gathered in bf16 and gradients reduced in fp32. Losses are those of DDP within
+    the rounding of bf16 (2**-8): FSDP rounds embeddings and norms, too."""
+    losses = {}
+    for strategy, precision in (("ddp", "fp32"), ("ddp", "bf16"), ("fsdp", "bf16")):
+        name = f"{strategy}-{precision}"
+        config = settings(run_name=name, strategy=strategy, precision=precision, dropout=0.0)
+        kinds = ranks.run(2, jobs.kinds_gathered, config)[0]
+        losses[name] = np.array([line["loss"] for line in lines_of(config)])
+    assert kinds == {"allgather torch.bfloat16", "reduce_scatter torch.float32"}
+    np.testing.assert_allclose(losses["fsdp-bf16"], losses["ddp-bf16"], rtol=2**-8)
