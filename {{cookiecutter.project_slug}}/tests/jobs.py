@@ -181,8 +181,9 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
 
 
 def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
-    """Of a run: the checkpoint's bytes, those of this rank's shards, of the largest parameter, and
-    the TensorMemory of the last save and of the resume, with the growth of the process's memory."""
+    """Of a run with FSDP, in bytes: the checkpoint, this rank's shards of the weights, the largest
+    layer that is gathered at once; and what TensorMemory says of the last save and the resume:
+    (peak_bytes, peak_full, growth)."""
     found: dict[str, Any] = {}
 
     def measured(cls: Any, name: str) -> Patch:
@@ -193,7 +194,9 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
             weights = model.state_dict()  # sharded; after a forward some parameters are not
             sizes = [tensor.nbytes for tensor in weights.values()]  # of whole tensors
             shards = sum(tensor.to_local().nbytes for tensor in weights.values())
-            found.update(checkpoint=3 * sum(sizes), shards=shards, largest=max(sizes))
+            layers = [sum(p.nbytes for p in x.parameters()) for x in wrap.find_layers(model)]
+            largest = max(*layers, sum(sizes) - sum(layers))
+            found.update(checkpoint=3 * sum(sizes), shards=shards, layer=largest)
             with TensorMemory(tuple(tensor.shape) for tensor in weights.values()) as memory:
                 function(self, *args)
                 if name == "save":
