@@ -1,5 +1,6 @@
 """What the tests run on ranks: each function is called on every rank."""
 
+import gc
 import io
 import itertools
 import os
@@ -23,6 +24,7 @@ import model_rows
 import numpy as np
 import torch
 from sklearn import metrics as sk
+from tensor_memory import TensorMemory
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +35,7 @@ from model import build_model, build_tokenizer, loss_per_row
 from training.checkpoint import run_folder
 from training.checkpoint import state as state_module
 from training.checkpoint.rng import seed_everything
+from training.checkpoint.saver import Saver
 from training.dataset.build import open_dataset
 from training.dataset.rows import Row
 from training.distributed import ranks, watchdog, wrap
@@ -178,6 +181,49 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
     with before_each_update(lambda _: calls.append(0)), WatchingOperations(see):
         run(config)
     return calls[:-1]
+
+
+def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
+    """Of a run with FSDP, in bytes: the checkpoint, this rank's shards of the weights, the largest
+    layer that is gathered at once; and what TensorMemory says of the last save and the resume:
+    (peak_bytes, peak_full, growth)."""
+    found: dict[str, Any] = {}
+
+    def measured(cls: Any, name: str) -> Patch:
+        function = getattr(cls, name)
+
+        def measure(self: Any, *args: Any) -> None:
+            model = self.model if name == "restore" else self.state.model
+            weights = model.state_dict()  # sharded; after a forward some parameters are not
+            sizes = [tensor.nbytes for tensor in weights.values()]  # of whole tensors
+            shards = sum(tensor.to_local().nbytes for tensor in weights.values())
+            layers = [sum(p.nbytes for p in x.parameters()) for x in wrap.find_layers(model)]
+            largest = max(*layers, sum(sizes) - sum(layers))
+            found.update(checkpoint=3 * sum(sizes), shards=shards, layer=largest)
+            with TensorMemory(tuple(tensor.shape) for tensor in weights.values()) as memory:
+                function(self, *args)
+                if name == "save":
+                    self.wait()
+            found[name] = memory.peak_bytes, memory.peak_full, memory.growth
+
+        return Patch(cls, name, measure)
+
+    with measured(Saver, "save"), measured(state_module.TrainState, "restore"):
+        run_stopped_at(config, stop) if stop else run(config)
+    return found
+
+
+def kinds_gathered(config: TrainConfig) -> set[str]:
+    """The types of the numbers that FSDP gathers, and of those that it reduces, in a run."""
+    kinds: set[str] = set()
+
+    def see(name: str, tensors: Any) -> None:
+        if name.startswith(("_allgather_base", "_reduce_scatter_base")):
+            kinds.add(f"{name.strip('_').split('_base')[0]} {tensors.dtype}")
+
+    with WatchingOperations(see):
+        run(config)
+    return kinds
 
 
 def share_reduced(config: TrainConfig) -> float:
@@ -489,27 +535,38 @@ def run_until_time_is_up(config: TrainConfig, seconds: float) -> None:
 
 
 class StackedLists(torch.nn.Module):
-    """Layers in lists of lists, one of them twice, and an LSTM, whose weights it keeps flat."""
+    """Layers in lists of lists, one of them twice, with a `kind` of what else a model may have."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
+        self.kind = kind
         lists = [[torch.nn.Linear(8, 8) for _ in range(2)] for _ in range(2)]
+        if kind == "shared weight":
+            lists[1][1].weight = lists[0][1].weight
+        # A list of what has no forward: lists of parameters.
+        self.scales = torch.nn.ModuleList(
+            torch.nn.ParameterList([torch.full((8,), 0.5 + i)]) for i in range(2)
+        )
         self.embedding = torch.nn.Embedding(100, 8)
         self.lists = torch.nn.ModuleList(map(torch.nn.ModuleList, lists))
         self.again = torch.nn.ModuleList([lists[0][0]])
         self.order = [*lists[0], *lists[1], lists[0][0]]
+        # It keeps its weights flat.
         self.lstm = torch.nn.LSTM(8, 8, 2, batch_first=True) if kind == "lstm" else None
+        self.scalar = torch.nn.Parameter(torch.tensor(1.0)) if kind == "scalar" else 1.0
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(input_ids)
+        hidden = self.embedding(input_ids) * self.scalar
         for layer in self.order:
-            hidden = layer(hidden).tanh()
+            hidden = (layer.forward if self.kind == "forward" else layer)(hidden).tanh()
+        for (scale,) in self.scales:
+            hidden = hidden * scale
         return hidden if self.lstm is None else self.lstm(hidden)[0]
 
 
 def sharded_difference(kind: str) -> tuple[float, bool]:
     """The largest difference of logits and gradients from those of the unsharded model, and whether
-    all parameters are sharded. `kind` is a family of families.py, "lstm" or "lists"."""
+    all parameters are sharded. `kind` is a family of families.py, or one of StackedLists."""
     from families import FAMILIES, tiny_config, train_tokenizer
     from torch.distributed.tensor import DTensor
     from transformers import AutoModelForSequenceClassification
@@ -521,7 +578,7 @@ def sharded_difference(kind: str) -> tuple[float, bool]:
         family = FAMILIES[kind]
         config = tiny_config(kind, family.changes, train_tokenizer(family, ["a cat"] * 9))
         config.update({"vocab_size": 100})
-        ids[:, -1] = getattr(config, "eos_token_id", 2)  # of an encoder-decoder
+        ids[:, -1] = getattr(config, "eos_token_id", None) or 2  # of an encoder-decoder
         model = AutoModelForSequenceClassification.from_config(config)
     else:
         model = StackedLists(kind)
@@ -552,12 +609,40 @@ def buffers_in_ddp(config: TrainConfig) -> list[float]:
     return [at_start, number.item()]
 
 
+def whole_at_once(kind: str) -> list[tuple[int, int]]:
+    """What `shard` makes whole on the device before each layer is sharded, the model last: bytes,
+    and the bytes of that layer's own parameters."""
+    device, _ = ranks.setup(TIMEOUT)
+    model, steps = StackedLists(kind), []
+    before = [weakref.ref(parameter) for parameter in model.parameters()]
+    held: list[torch.Tensor] = []  # whole on the device
+    broadcast, fully_shard = torch.distributed.broadcast, wrap.fully_shard
+
+    def count(tensor: torch.Tensor, src: int) -> None:
+        held.append(tensor)
+        broadcast(tensor, src)
+
+    def shard(module: torch.nn.Module, **options: Any) -> None:
+        own = [p for p in module.parameters() if type(p) is torch.nn.Parameter]
+        steps.append((sum(t.nbytes for t in held), sum(p.nbytes for p in own)))
+        held.clear()
+        fully_shard(module, **options)
+
+    with Patch(torch.distributed, "broadcast", count), Patch(wrap, "fully_shard", shard):
+        wrap.shard(model, device, MixedPrecisionPolicy())
+    gc.collect()
+    assert not [name for name in before if name() is not None]  # nobody holds the whole ones
+    return steps
+
+
 def evaluate_rows(config: TrainConfig) -> tuple[Any, Any, Any]:
     """Logits, truth and metrics of the validation rows, with fresh weights, on the main process."""
-    ranks.setup(TIMEOUT)
+    device, _ = ranks.setup(TIMEOUT)
     tokenizer, splits = open_dataset(config, model_rows, build_tokenizer)
     seed_everything(config.seed)
     model = build_model(config, tokenizer, splits["val"].labels).train()  # as in a run
+    if config.strategy == "fsdp":
+        wrap.wrap(model, model, device, config)
     evaluator = Evaluator(model, config, loss_per_row, METRICS, splits)
     result = evaluator.evaluate(splits["val"])
     assert result is not None

@@ -1,8 +1,11 @@
 """How much memory tensors take while a checkpoint is written or read, by rank."""
 
+import ctypes
 import gc
 import weakref
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -13,15 +16,30 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class TensorMemory(TorchDispatchMode):
-    """Inside a `with`, follows the tensors that are made there: the most bytes that they have at
-    once, and the most full tensors, which are those of the shape of a whole sharded parameter."""
+    """Inside a `with`, follows the tensors that are made there.
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    `peak_bytes`: the most bytes that they have at once. `peak_full`: the most full tensors at once,
+    which are matrices of one of `shapes`. `growth`: by how many bytes the resident memory of the
+    process was higher than before, at most.
+    """
+
+    def __init__(self, shapes: Iterable[tuple[int, ...]]) -> None:
         super().__init__()
-        self.full = {tuple(p.shape) for p in model.parameters() if isinstance(p, DTensor)}
+        self.full = {shape for shape in shapes if len(shape) > 1}
+        gc.collect()
         self.known = {storage_of(t) for t in gc.get_objects() if type(t) in PLAIN}
         self.live: dict[int, tuple[int, bool]] = {}  # by storage: bytes, whether a full tensor
         self.peak_bytes = self.peak_full = 0
+
+    def __enter__(self) -> Self:
+        ctypes.CDLL(None).malloc_trim(0)  # or memory that was freed would serve again
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+        self.before = peak_memory()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.growth = peak_memory() - self.before
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -38,10 +56,16 @@ class TensorMemory(TorchDispatchMode):
             return
         if key not in self.live:
             weakref.finalize(storage, self.live.pop, key, None)
-        is_full = tensor.ndim > 1 and tuple(tensor.shape) in self.full
+        is_full = tuple(tensor.shape) in self.full
         self.live[key] = storage.nbytes(), is_full or self.live.get(key, (0, False))[1]
         self.peak_bytes = max(self.peak_bytes, sum(size for size, _ in self.live.values()))
         self.peak_full = max(self.peak_full, sum(full for _, full in self.live.values()))
+
+
+def peak_memory() -> int:
+    """Bytes of the process that were in memory at once, at most, since this was last reset."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -17,13 +17,16 @@ from training.step.evaluation import predictions, probabilities
 Settings = Callable[..., TrainConfig]
 
 
-@pytest.mark.parametrize("rows", [3, 5, 45])
+@pytest.mark.parametrize(
+    ("rows", "changes"),
+    [(3, {}), (5, {}), (45, {}), (5, {"strategy": "fsdp", "precision": "bf16"})],
+)
 def test_bit_identical_for_any_number_of_ranks(
-    ranks: Ranks, settings: Settings, tmp_path: Path, rows: int
+    ranks: Ranks, settings: Settings, tmp_path: Path, rows: int, changes: dict[str, str]
 ) -> None:
     """Per-row logits and metrics of 1 to 4 ranks are identical, also with fewer rows than ranks."""
     val = write_tsv(tmp_path / "val.tsv", make_rows(rows, seed=9))
-    config = settings(val_file=(str(val),), eval_batch_size=2)
+    config = settings(val_file=(str(val),), eval_batch_size=2, **changes)
     one, truth, metrics = ranks.run(1, jobs.evaluate_rows, config)[0]
     assert one.shape == (rows, 3)
     for world_size in (2, 3, 4):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import make_rows
 from families import FAMILIES, save_family, tiny_config, train_tokenizer
-from ranks import Ranks
+from ranks import RankError, Ranks
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -285,9 +285,32 @@ def test_not_a_classifier(tmp_path: Path) -> None:
 # -- sharding ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["t5", "albert", "funnel", "lstm", "lists"])
+@pytest.mark.parametrize(
+    "kind", ["t5", "albert", "funnel", "squeezebert", "lstm", "lists", "shared weight", "forward"]
+)
 def test_sharded_equals_unsharded(kind: str, ranks: Ranks) -> None:
-    """FSDP of models whose layers are lists of layers, and of flat weights: logits, gradients."""
+    """FSDP of models whose layers are lists of layers, or are not called as `layer(...)`, and of
+    flat weights: logits, gradients."""
     for difference, sharded in ranks.run(2, jobs.sharded_difference, kind):
         assert difference < 1e-12
         assert sharded
+
+
+def test_sharded_layer_by_layer(ranks: Ranks) -> None:
+    """At no time more than a layer is whole on the device: prepare_model leaves the model on the
+    CPU, and `shard` takes one layer after the other. A layer that shares weights is not one."""
+    for kind, layers in (("lists", 4), ("shared weight", 2)):
+        *of_layers, rest = ranks.run(2, jobs.whole_at_once, kind)[0]
+        assert of_layers == [(8 * 9 * 4, 8 * 9 * 4)] * layers
+        assert rest[0] == rest[1]
+    meta = torch.device("meta")
+    devices = {}
+    for strategy in ("ddp", "fsdp"):
+        model = prepare_model(torch.nn.Linear(2, 2), TrainConfig(strategy=strategy), meta)
+        devices[strategy] = model.weight.device.type
+    assert devices == {"ddp": "meta", "fsdp": "cpu"}
+
+
+def test_scalar_parameter_cannot_be_sharded(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match=r"UserError: model.py: .* scalar must have the shape \(1,"):
+        ranks.run(2, jobs.sharded_difference, "scalar")

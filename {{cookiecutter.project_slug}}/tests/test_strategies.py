@@ -126,3 +126,34 @@ def test_fsdp_in_fp16(ranks: Ranks, settings: Settings) -> None:
     ddp, fsdp = (np.array(rows, float) for rows in found)
     np.testing.assert_allclose(fsdp, ddp, rtol=0.01)
     assert ddp[2, 2] == ddp[1, 2] / 2  # the scale
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fsdp_memory_of_checkpoints(ranks: Ranks, settings: Settings, precision: str) -> None:
+    """On the main process one copy of the checkpoint, and one tensor that is on its way; on others
+    no full tensor ever. A resume makes what training holds, sharded: gradients, two moments."""
+    config = settings(strategy="fsdp", precision=precision, save_every=1, batch_size=8)
+    for run, stop in (("first", 3), ("resumed", 0)):
+        main, *others = ranks.run(3, jobs.memory_of_checkpoints, config, stop)
+        layer = main["layer"] + (1 << 16)  # the random numbers' state, of each rank
+        assert main["checkpoint"] < main["save"][0] < main["checkpoint"] + layer
+        for rank in others:
+            assert rank["save"][0] < layer
+            assert rank["save"][1] == 0
+            if run == "resumed":
+                assert rank["restore"][0] < 3 * rank["shards"] + layer
+                assert rank["restore"][1] == 0
+    assert main["restore"][0] < 1.3 * main["checkpoint"] + 3 * main["shards"] + layer
+
+
+def test_fsdp_in_bf16(ranks: Ranks, settings: Settings) -> None:
+    """Weights are gathered in bf16 and gradients reduced in fp32. Losses are those of DDP within
+    the rounding of bf16 (2**-8): FSDP rounds embeddings and norms, too."""
+    losses = {}
+    for strategy, precision in (("ddp", "fp32"), ("ddp", "bf16"), ("fsdp", "bf16")):
+        name = f"{strategy}-{precision}"
+        config = settings(run_name=name, strategy=strategy, precision=precision, dropout=0.0)
+        kinds = ranks.run(2, jobs.kinds_gathered, config)[0]
+        losses[name] = np.array([line["loss"] for line in lines_of(config)])
+    assert kinds == {"allgather torch.bfloat16", "reduce_scatter torch.float32"}
+    np.testing.assert_allclose(losses["fsdp-bf16"], losses["ddp-bf16"], rtol=2**-8)
