@@ -10,6 +10,7 @@ part of `make test`, which runs everything on the versions of constraints.txt.
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ ROWS = [("2.8.0", "5.0.0"), ("2.8.0", NEWEST), (NEWEST, "5.0.0"), (NEWEST, NEWES
 OTHERS = "tensorboard numpy pyarrow scikit-learn matplotlib pytest".split()
 STEPS = 400  # enough for two stops on a fast machine
 FLAGS = f"--train-file sample/train.tsv --max-length 32 --log-every 1 --max-steps {STEPS}".split()
+COMPARED = 20
 TIMEOUT_S = 1800
 HEAD = """# Versions
 
@@ -40,11 +42,13 @@ versions in `constraints.txt`; the oldest and the newest were tried as follows, 
 - **stops and resumes**: the same run is stopped by SIGTERM to the launcher, resumed, stopped by
   Ctrl-C, and resumed. Each stop saves, exits 0 and writes `"stopped": true`; the weights at the end
   and the loss of every step are bit-identical to those of the run that was not stopped.
+- **FSDP as DDP**: with `--strategy fsdp` the loss and the gradient norm of the first {compared}
+  steps are those of the first run, to 1e-4.
 - **predicts**: `predict.py` labels a text with the first run's `best/`.
 - **quick tests**: `pytest -m 'not slow'` in the project.
 
-| torch | transformers | trains | stops and resumes | predicts | quick tests |
-|---|---|---|---|---|---|
+| torch | transformers | trains | stops and resumes | FSDP as DDP | predicts | quick tests |
+|---|---|---|---|---|---|---|
 """
 TAIL = """
 What differs is in `training/settings/versions.py`, or avoided by a call that all versions have:
@@ -54,8 +58,10 @@ What differs is in `training/settings/versions.py`, or avoided by a call that al
 | `activation_checkpointing_enable`; the older name warns and goes with 6 | transformers 5.23 | taken where it is |
 | DDP leaves buffers alone in forwards: `forward_sync_buffers`; the older argument warns | torch 2.13 | DDP's attribute, which has one name in all |
 | no handlers of torchrun's own: `TORCHELASTIC_SIGNALS_TO_HANDLE` | torch 2.10 | set; before, the launcher takes the handlers back once the ranks are created: a signal in these milliseconds ends the run at once instead of stopping it |
+| failures of ranks that were on their way out when another rank's was noticed | torch 2.10 | the launcher adds them |
 | TF32: `fp32_precision` | torch 2.9 | `torch.set_float32_matmul_precision` |
 | `torch.accelerator.memory` | torch 2.9 | `torch.get_device_module` |
+| gloo's average in `reduce_scatter`, for FSDP on CPUs: 2.8 gives the sum | after torch 2.8 | FSDP asks for the sum and divides |
 """  # noqa: E501
 
 
@@ -71,10 +77,10 @@ def install(folder: Path, torch: str, transformers: str) -> Path:
     return python
 
 
-def train(python: Path, runs: Path, name: str, stop: int = 0) -> dict[str, Any]:
+def train(python: Path, runs: Path, name: str, *flags: str, stop: int = 0) -> dict[str, Any]:
     """The results of a run on two ranks. `stop`: the signal that stops it once it trains."""
     command = ["./launch.sh", "--nproc-per-node", "2", "--runs-dir", str(runs), "--run-name", name,
-               "--cache-dir", str(runs / "cache"), *FLAGS]  # fmt: skip
+               "--cache-dir", str(runs / "cache"), *FLAGS, *flags]  # fmt: skip
     log, results = runs / name / "metrics.jsonl", runs / name / "results.json"
     before = log.stat().st_size if log.exists() else 0
     results.unlink(missing_ok=True)
@@ -96,19 +102,29 @@ def train(python: Path, runs: Path, name: str, stop: int = 0) -> dict[str, Any]:
     return result
 
 
-def learned(run: Path) -> tuple[bytes, list[tuple[int, float]]]:
-    """The last weights, and the loss of every step."""
-    (weights,) = run.glob(f"checkpoints/step-{STEPS:08}/model.safetensors")
+def steps_of(run: Path) -> list[tuple[int, float, float]]:
+    """Of every step its number, loss and gradient norm."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
-    return weights.read_bytes(), [(x["step"], x["loss"]) for x in lines if x["split"] == "train"]
+    return [(x["step"], x["loss"], x["grad_norm"]) for x in lines if x["split"] == "train"]
 
 
 def stop_and_resume(python: Path, runs: Path) -> None:
-    stopped = [train(python, runs, "stopped", number) for number in (signal.SIGTERM, signal.SIGINT)]
+    signals = signal.SIGTERM, signal.SIGINT
+    stops = [train(python, runs, "stopped", stop=number)["step"] for number in signals]
     train(python, runs, "stopped")
-    steps = [result["step"] for result in stopped]
-    assert 0 < steps[0] < steps[1] < STEPS, steps
-    assert learned(runs / "stopped") == learned(runs / "whole"), "not bit-identical"
+    assert 0 < stops[0] < stops[1] < STEPS, stops
+    last = f"checkpoints/step-{STEPS:08}/model.safetensors"
+    weights = [(runs / name / last).read_bytes() for name in ("whole", "stopped")]
+    assert weights[0] == weights[1], "other weights"
+    assert steps_of(runs / "whole") == steps_of(runs / "stopped"), "other losses"
+
+
+def fsdp(python: Path, runs: Path) -> None:
+    train(python, runs, "fsdp", "--strategy", "fsdp")
+    ddp_steps, fsdp_steps = (steps_of(runs / name)[:COMPARED] for name in ("whole", "fsdp"))
+    for ddp_step, fsdp_step in zip(ddp_steps, fsdp_steps, strict=True):
+        pairs = zip(ddp_step, fsdp_step, strict=True)
+        assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in pairs), (ddp_step, fsdp_step)
 
 
 def predict(python: Path, runs: Path) -> None:
@@ -145,6 +161,7 @@ def row(folder: Path, torch: str, transformers: str) -> str:
         *versions.stdout.split(),
         outcome(lambda: train(python, runs, "whole")),
         outcome(lambda: stop_and_resume(python, runs)),
+        outcome(lambda: fsdp(python, runs)),
         outcome(lambda: predict(python, runs)),
         quick_tests(python),
     ]
@@ -162,7 +179,9 @@ def main() -> None:
             lines.append(row(folder, torch, transformers))
             print(lines[-1], flush=True)
     if arguments.only is None:
-        head = HEAD.format(python=".".join(map(str, sys.version_info[:2])), steps=STEPS)
+        head = HEAD.format(
+            python=".".join(map(str, sys.version_info[:2])), steps=STEPS, compared=COMPARED
+        )
         PAGE.write_text(head + "\n".join(lines) + "\n" + TAIL, encoding="utf-8")
 
 
