@@ -82,7 +82,9 @@ def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) 
                 dist.broadcast(tensor.data, src=0)
         if module is not model:
             gather_in_forward(module)
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+        # Sum, then divide: asked for the average, gloo gives the sum in torch 2.8.
+        sharded.set_force_sum_reduction_for_comms(device.type == "cpu")
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
