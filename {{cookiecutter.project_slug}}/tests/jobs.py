@@ -503,9 +503,8 @@ class StackedLists(torch.nn.Module):
         if kind == "shared weight":
             lists[1][1].weight = lists[0][1].weight
         # A list of what has no forward: lists of parameters.
-        self.scales = torch.nn.ModuleList(
-            torch.nn.ParameterList([torch.full((8,), 0.5 + i)]) for i in range(2)
-        )
+        factors = [torch.nn.Parameter(torch.full((8,), 0.5 + i)) for i in range(2)]
+        self.scales = torch.nn.ModuleList(torch.nn.ParameterList([f]) for f in factors)
         self.embedding = torch.nn.Embedding(100, 8)
         self.lists = torch.nn.ModuleList(map(torch.nn.ModuleList, lists))
         self.again = torch.nn.ModuleList([lists[0][0]])
@@ -518,7 +517,7 @@ class StackedLists(torch.nn.Module):
         hidden = self.embedding(input_ids) * self.scalar
         for layer in self.order:
             hidden = (layer.forward if self.kind == "forward" else layer)(hidden).tanh()
-        for (scale,) in self.scales:
+        for scale in self.scales.parameters():
             hidden = hidden * scale
         return hidden if self.lstm is None else self.lstm(hidden)[0]
 

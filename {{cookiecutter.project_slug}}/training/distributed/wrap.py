@@ -52,9 +52,9 @@ def wrap(
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     half = HALF.get(config.gradient_compression)
     if config.strategy == "fsdp":
+        # Weights travel as the forward uses them, gradients as in DDP. Autocast remains: it keeps
+        # activations in fp32 where that matters.
         compute = HALF.get(config.precision)
-        # Weights are sent as the forward uses them, gradients are added up in fp32, as in DDP.
-        # Autocast is there for activations: sums of layers and norms stay in fp32 where it says so.
         reduce = half or (torch.float32 if compute else None)
         shard(model, device, MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False))
         return with_loss
@@ -68,11 +68,10 @@ def wrap(
 
 
 def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard the parameters over all ranks, layer by layer (FSDP2): if `model` is on the CPU, no more
-    than one layer at a time is whole on `device`. Errors: UserError."""
+    """Shard the parameters over all ranks (FSDP2), layer by layer: if the model is on the CPU, one
+    layer at a time is whole on `device`. Errors: UserError."""
     if scalars := [name for name, p in model.named_parameters() if not p.ndim]:
-        shape = f"{scalars[0]} must have the shape (1,), not ()"
-        raise UserError(f"model.py: --strategy fsdp splits a parameter's first dimension: {shape}")
+        raise UserError(f"model.py: with --strategy fsdp, {scalars[0]} must have the shape (1,)")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in (*find_layers(model), model):
         for tensor in (*module.parameters(), *module.buffers()):
@@ -85,30 +84,27 @@ def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) 
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
-    """The modules in lists, inner ones before those that hold them, as far as each can be sharded
-    on its own: it has a forward (a list has none), and shares no parameter with other modules."""
+    """The modules in lists, inner ones before those that hold them, that can be sharded alone: they
+    have a forward, as lists do not, and share no parameter with other modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers = dict.fromkeys(layer for inner_first in reversed(lists) for layer in inner_first)
     uses = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
-    layers = [layer for inner_first in reversed(lists) for layer in inner_first]
     return [
-        layer
-        for layer in dict.fromkeys(layers)  # one may stand in several lists
+        layer for layer in layers
         if type(layer).forward is not nn.Module.forward
         and all(uses[parameter] == 1 for parameter in layer.parameters())
-    ]
+    ]  # fmt: skip
 
 
 def gather_in_forward(layer: nn.Module) -> None:
     """Let `layer.forward(...)`, as SqueezeBERT calls it, gather the layer's weights as `layer(...)`
     does by FSDP's hooks. Call it before `layer` is sharded."""
     forward = layer.forward
-    own = [(module, name) for module in layer.modules()
-           for name, parameter in module.named_parameters(recurse=False)
-           if not isinstance(parameter, DTensor)]  # fmt: skip
+    own = [name for name, p in layer.named_parameters() if not isinstance(p, DTensor)]
 
     def gathering_forward(*args: Any, **kwargs: Any) -> Any:
-        is_gathered = not isinstance(getattr(*own[0]), DTensor)
-        return forward(*args, **kwargs) if is_gathered else layer(*args, **kwargs)
+        is_sharded = isinstance(layer.get_parameter(own[0]), DTensor)
+        return layer(*args, **kwargs) if is_sharded else forward(*args, **kwargs)
 
     if own:
         layer.forward = gathering_forward
