@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from sklearn import metrics as sk
 from tensor_memory import TensorMemory
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -194,7 +194,8 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
             weights = model.state_dict()  # sharded; after a forward some parameters are not
             sizes = [tensor.nbytes for tensor in weights.values()]  # of whole tensors
             shards = sum(tensor.to_local().nbytes for tensor in weights.values())
-            layers = [sum(p.nbytes for p in x.parameters()) for x in wrap.find_layers(model)]
+            parts = [part for part in model.modules() if isinstance(part, FSDPModule)][1:]
+            layers = [sum(p.nbytes for p in part.parameters()) for part in parts]
             largest = max(*layers, sum(sizes) - sum(layers))
             found.update(checkpoint=3 * sum(sizes), shards=shards, layer=largest)
             with TensorMemory(tuple(tensor.shape) for tensor in weights.values()) as memory:

@@ -68,12 +68,19 @@ def wrap(
 
 
 def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard the parameters over all ranks (FSDP2), layer by layer: if the model is on the CPU, one
-    layer at a time is whole on `device`. Errors: UserError."""
+    """Shard the parameters over all ranks (FSDP2), layer by layer: of a model on the CPU, one layer
+    at a time is whole on `device`. Errors: UserError."""
     if scalars := [name for name, p in model.named_parameters() if not p.ndim]:
         raise UserError(f"model.py: with --strategy fsdp, {scalars[0]} must have the shape (1,)")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for module in (*find_layers(model), model):
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    # Inner layers before those that hold them; one may stand in several lists.
+    layers = dict.fromkeys(layer for inner_first in reversed(lists) for layer in inner_first)
+    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    # What has no forward, as lists, or shares parameters with others goes with what holds it.
+    alone = [layer for layer in layers if type(layer).forward is not nn.Module.forward
+             and all(uses[id(p)] == 1 for p in layer.parameters())]  # fmt: skip
+    for module in (*alone, model):
         for tensor in (*module.parameters(), *module.buffers()):
             if not isinstance(tensor, DTensor):  # not of a layer inside
                 tensor.data = tensor.data.to(device)
@@ -81,19 +88,6 @@ def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) 
         if module is not model:
             gather_in_forward(module)
         fully_shard(module, mesh=mesh, mp_policy=policy)
-
-
-def find_layers(model: nn.Module) -> list[nn.Module]:
-    """The modules in lists, inner ones before those that hold them, that can be sharded alone: they
-    have a forward, as lists do not, and share no parameter with other modules."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    layers = dict.fromkeys(layer for inner_first in reversed(lists) for layer in inner_first)
-    uses = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
-    return [
-        layer for layer in layers
-        if type(layer).forward is not nn.Module.forward
-        and all(uses[parameter] == 1 for parameter in layer.parameters())
-    ]  # fmt: skip
 
 
 def gather_in_forward(layer: nn.Module) -> None:
