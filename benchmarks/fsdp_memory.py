@@ -1,4 +1,4 @@
-"""What a checkpoint costs in memory with `--strategy fsdp`: while it is written, and read to resume.
+"""Memory that a checkpoint takes with `--strategy fsdp`: while it is written, and in a resume.
 
     python benchmarks/fsdp_memory.py [--ranks 2 4] [--write]
 

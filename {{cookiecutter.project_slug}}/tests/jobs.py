@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from sklearn import metrics as sk
 from tensor_memory import TensorMemory
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -197,7 +197,8 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
             weights = model.state_dict()  # sharded; after a forward some parameters are not
             sizes = [tensor.nbytes for tensor in weights.values()]  # of whole tensors
             shards = sum(tensor.to_local().nbytes for tensor in weights.values())
-            layers = [sum(p.nbytes for p in x.parameters()) for x in wrap.find_layers(model)]
+            parts = [part for part in model.modules() if isinstance(part, FSDPModule)][1:]
+            layers = [sum(p.nbytes for p in part.parameters()) for part in parts]
             largest = max(*layers, sum(sizes) - sum(layers))
             found.update(checkpoint=3 * sum(sizes), shards=shards, layer=largest)
             with TensorMemory(tuple(tensor.shape) for tensor in weights.values()) as memory:
@@ -544,9 +545,8 @@ class StackedLists(torch.nn.Module):
         if kind == "shared weight":
             lists[1][1].weight = lists[0][1].weight
         # A list of what has no forward: lists of parameters.
-        self.scales = torch.nn.ModuleList(
-            torch.nn.ParameterList([torch.full((8,), 0.5 + i)]) for i in range(2)
-        )
+        factors = [torch.nn.Parameter(torch.full((8,), 0.5 + i)) for i in range(2)]
+        self.scales = torch.nn.ModuleList(torch.nn.ParameterList([f]) for f in factors)
         self.embedding = torch.nn.Embedding(100, 8)
         self.lists = torch.nn.ModuleList(map(torch.nn.ModuleList, lists))
         self.again = torch.nn.ModuleList([lists[0][0]])
@@ -559,7 +559,7 @@ class StackedLists(torch.nn.Module):
         hidden = self.embedding(input_ids) * self.scalar
         for layer in self.order:
             hidden = (layer.forward if self.kind == "forward" else layer)(hidden).tanh()
-        for (scale,) in self.scales:
+        for scale in self.scales.parameters():
             hidden = hidden * scale
         return hidden if self.lstm is None else self.lstm(hidden)[0]
 

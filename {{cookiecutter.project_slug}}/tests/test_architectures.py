@@ -58,9 +58,9 @@ Tiny models with random weights, of each family in the form in which the hub has
 ranks; written by the command in `tests/test_architectures.py` of the generated project.
 
 - *1×16 = 2×8*: one rank and two have the same losses, to 1e-5.
-- *FSDP = DDP*: losses and gradient norms are the same to 6e-7 on two ranks, and in fp64 to 1e-7 in
-  a run that begins with DDP, resumes with FSDP on three ranks, and ends with DDP. (Many compute
-  their norms in fp32. Mixtral has no fp64: 1e-5. Where padding matters, all is on two ranks.)
+- *FSDP = DDP*: losses and gradient norms are the same to 6e-7, in fp32 on two ranks; and in fp64
+  (where many types compute some values in fp32) in a run that begins with DDP, resumes with FSDP on
+  three ranks, and ends with DDP. Mixtral has no fp64: 1e-5. Where padding matters: two ranks.
 - *resumes*: stopped and resumed is bit-identical to never stopped.
 - *pipeline = predict.py*: `transformers.pipeline("text-classification", "runs/NAME/best")(texts,
   truncation=True)` gives the same probabilities, one by one and with `batch_size=8`.
@@ -102,7 +102,7 @@ def test_family(
         sharded = replace(whole, run_name="sharded", strategy="fsdp")
         ranks.run(2, jobs.run, sharded)
         assert_same_lines(whole, sharded, ("loss", "grad_norm"), rtol=6e-7)
-        precision, rtol = ("fp32", 1e-5) if name == "mixtral" else ("fp64", 1e-7)
+        precision, rtol = ("fp32", 1e-5) if name == "mixtral" else ("fp64", 6e-7)
         exact = replace(whole, run_name="exact", precision=precision)
         ranks.run(2, jobs.run, exact)
         moved = replace(exact, run_name="moved")

@@ -312,5 +312,5 @@ def test_sharded_layer_by_layer(ranks: Ranks) -> None:
 
 
 def test_scalar_parameter_cannot_be_sharded(ranks: Ranks) -> None:
-    with pytest.raises(RankError, match=r"UserError: model.py: .* scalar must have the shape \(1,"):
+    with pytest.raises(RankError, match=r"UserError: model.py: .* scalar must have the shape"):
         ranks.run(2, jobs.sharded_difference, "scalar")

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from training.checkpoint import checkpoint
 from training.checkpoint.model_folder import Weights
 from training.checkpoint.state import TrainState
 from training.distributed import watchdog
-from training.distributed.full_state import copy_to_main
+from training.distributed.full_state import gather_to_main
 from training.distributed.ranks import on_main
 
 State = dict[str, Any]
@@ -37,7 +38,6 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.saved_step = self.state.progress.step  # a resumed run has that checkpoint
-        self._is_sharded = isinstance(self.state.model, FSDPModule)
         if not self.state.checked:
             self.state.check()
 
@@ -46,11 +46,12 @@ class Saver:
         written at once. Errors: UserError if the one before could not be written."""
         step = self.state.progress.step
         watchdog.report("saving", step)
-        if self._is_sharded:
+        is_sharded = isinstance(self.state.model, FSDPModule)
+        if is_sharded:
             self.wait()  # no second copy is made while there is one
         weights, state = self.state.folder.weights(), self.state.state_dict()
-        if self._is_sharded:
-            weights, state = copy_to_main(weights), copy_to_main(state)
+        if is_sharded:  # every rank has a share
+            weights, state = self._copied((weights, state), "", {})
         on_main(partial(self._save, step, weights, state, is_best, is_last))
         self.saved_step = step
 
@@ -69,10 +70,10 @@ class Saver:
         if is_last:
             self._write(step, weights, state, is_best)
             return
-        if not self._is_sharded:
-            weights, state = self._copied(weights, "model", {}), self._copied(state, "state", {})
-            if torch.accelerator.is_available():
-                torch.accelerator.synchronize()  # until the copies are complete
+        if not isinstance(self.state.model, FSDPModule):
+            weights, state = self._copied((weights, state), "", {})
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # until the copies are complete
         arguments = step, weights, state, is_best
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
         self._thread.start()
@@ -118,6 +119,8 @@ class Saver:
             return {k: self._copied(v, f"{name}/{k}", seen) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self._copied(v, f"{name}/{i}", seen) for i, v in enumerate(value))
+        if isinstance(value, DTensor):
+            return gather_to_main(value)
         if not isinstance(value, Tensor):
             return value
         key = value.data_ptr(), value.shape, value.stride(), value.dtype

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from training.checkpoint import checkpoint
 from training.checkpoint.model_folder import ModelFolder
 from training.checkpoint.rng import RankRng
-from training.distributed.full_state import NamedOptimizerState, copy_to_main
+from training.distributed.full_state import NamedOptimizerState
 from training.distributed.ranks import on_main
 from training.settings.errors import UserError
 
@@ -89,8 +89,8 @@ class TrainState:
                 raise UserError(f"state.parts[{name!r}]: {rule}; a {type(part).__name__} does not")
         for name, part in self._parts():
             content = part.state_dict()
-            if isinstance(part, NamedOptimizerState):
-                content = copy_to_main(content)  # some have a state from the start, sharded
+            if isinstance(part, NamedOptimizerState):  # its state may be sharded
+                content = content["param_groups"]
             on_main(partial(checkpoint.check_content, f"state.parts[{name!r}]", content))
         self.checked = set(self.parts)
 

@@ -17,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from training.distributed.shared_folder import build_once, content_key
 from training.settings.errors import UserError, did_you_mean
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -46,6 +45,7 @@ def expand_files(patterns: Sequence[str | Path]) -> list[Path]:
 def file_hash(path: Path, cache: Path | None) -> str:
     """The SHA-256 of a file's content, remembered in `cache` for as long as the file is the same by
     path, size, times and inode. One that has changed in the last seconds is always read."""
+    from training.distributed.shared_folder import build_once, content_key  # imports PyTorch
 
     def compute() -> str:
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
 """Full tensors on the main process, sharded ones (FSDP) or replicas on the ranks.
 
 Checkpoints hold full tensors, whichever strategy wrote them. Every rank calls each function here.
-On the way one tensor at a time is whole, on the main process only: a rank sends its shard, or gets
-it. (torch.distributed.checkpoint makes each tensor whole on every rank.)
+Only the main process ever has a full tensor, one at a time on its device: the other ranks send it
+their shard, or get it. (torch.distributed.checkpoint makes each tensor whole on every rank.)
 """
 
 from collections.abc import Callable
@@ -25,46 +25,42 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def buffers(tensor: DTensor) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-    """For an exchange with the main process: this rank's rows, as many as each has at most; all
-    rows, and these cut by ranks, which are empty and None but on the main process."""
+def exchange_buffers(tensor: DTensor) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+    """This rank's rows, filled up to the number that every rank sends; on the main process room for
+    all rows, and its parts by rank."""
     own, world_size = tensor.to_local(), dist.get_world_size()
     rows = -(-len(tensor) // world_size)
+    sent = own.new_zeros(rows, *own.shape[1:])
+    sent[: len(own)] = own
     full = own.new_zeros(rows * world_size if is_main() else 0, *own.shape[1:])
-    return own.new_zeros(rows, *own.shape[1:]), full, [*full.split(rows)] if is_main() else None
+    return sent, full, list(full.split(rows)) if is_main() else None
 
 
 @torch.no_grad()
-def copy_to_main(value: Any) -> Any:
-    """A copy of nested dicts and lists in the main process's memory, with full tensors. Elsewhere
-    None takes the place of each tensor."""
-    if isinstance(value, dict):
-        return {key: copy_to_main(content) for key, content in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copy_to_main(content) for content in value)
-    if isinstance(value, DTensor):
-        rows, full, parts = buffers(value)
-        rows[: len(value.to_local())] = value.to_local()
-        dist.gather(rows, parts)
-        value = full[: len(value)]
-    elif not isinstance(value, Tensor):
-        return value
-    return value.to("cpu", copy=True) if is_main() else None
+def gather_to_main(tensor: DTensor) -> Tensor | None:
+    """The full tensor in the main process's memory; None elsewhere."""
+    sent, full, parts = exchange_buffers(tensor)
+    dist.gather(sent, parts)
+    return full[: len(tensor)].to("cpu", copy=True) if is_main() else None
 
 
 @torch.no_grad()
-def fill_from_main(tensor: Tensor, source: Tensor | None) -> None:
-    """Give a tensor, or its shards, the values of the main process's full tensor `source`."""
-    if isinstance(tensor, DTensor):
-        rows, full, parts = buffers(tensor)
-        if source is not None:
-            full[: len(tensor)] = source
-        dist.scatter(rows, parts)
-        tensor.to_local().copy_(rows[: len(tensor.to_local())])
+def fill_from_main(own: Any, source: Any) -> Any:
+    """`own`, a tensor or its shards, with the values of `source`, the main process's full tensor;
+    of anything else that `source` is, a copy."""
+    if isinstance(own, DTensor):
+        received, full, parts = exchange_buffers(own)
+        if is_main():
+            full[: len(own)] = source
+        dist.scatter(received, parts)
+        own.to_local().copy_(received[: len(own.to_local())])
+    elif isinstance(own, Tensor):
+        if is_main():
+            own.copy_(source)
+        dist.broadcast(own, src=0)
     else:
-        if source is not None:
-            tensor.copy_(source)
-        dist.broadcast(tensor, src=0)
+        return on_main(lambda: source)
+    return own
 
 
 def load_weights(model: nn.Module, read: Callable[[], dict[str, Tensor]]) -> None:
@@ -90,18 +86,17 @@ class NamedOptimizerState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """`state`, with full tensors, is read on the main process only. Errors: UserError."""
-        saved, groups = on_main(lambda: (kinds(state["state"]), state["param_groups"]))
-        if saved:
-            own = get_optimizer_state_dict(self.model, self.optimizer)["state"]  # zeros
-            if kinds(own) != saved:
-                raise UserError("the checkpoint holds the state of another optimizer")
+        keys, groups = on_main(lambda: (keys_of(state["state"]), state["param_groups"]))
+        if keys:
+            own: Any = get_optimizer_state_dict(self.model, self.optimizer)["state"]  # made: zeros
+            if keys_of(own) != keys:
+                raise UserError("the checkpoint has the state of another optimizer")
             for name, values in own.items():
-                for key, tensor in values.items():
-                    fill_from_main(tensor, state["state"][name][key] if is_main() else None)
+                source = state["state"][name] if is_main() else {}
+                values |= {key: fill_from_main(v, source.get(key)) for key, v in values.items()}
         for group, now in zip(groups, self.optimizer.param_groups, strict=True):
             now.update(group | {"params": now["params"]})
 
 
-def kinds(state: dict[str, Any]) -> dict[str, set[str]]:
-    """What an optimizer keeps for each parameter."""
+def keys_of(state: dict[str, Any]) -> dict[str, set[str]]:
     return {name: set(values) for name, values in state.items()}

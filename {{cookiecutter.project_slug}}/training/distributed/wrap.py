@@ -52,9 +52,9 @@ def wrap(
         return nn.DataParallel(with_loss) if device.type == "cuda" else with_loss
     half = HALF.get(config.gradient_compression)
     if config.strategy == "fsdp":
+        # Weights travel as the forward uses them, gradients as in DDP. Autocast remains: it keeps
+        # activations in fp32 where that matters.
         compute = HALF.get(config.precision)
-        # Weights are sent as the forward uses them, gradients are added up in fp32, as in DDP.
-        # Autocast is there for activations: sums of layers and norms stay in fp32 where it says so.
         reduce = half or (torch.float32 if compute else None)
         shard(model, device, MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False))
         return with_loss
@@ -69,13 +69,19 @@ def wrap(
 
 
 def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard the parameters over all ranks, layer by layer (FSDP2): if `model` is on the CPU, no
-    more than one layer at a time is whole on `device`. Errors: UserError."""
+    """Shard the parameters over all ranks (FSDP2), layer by layer: of a model on the CPU, one layer
+    at a time is whole on `device`. Errors: UserError."""
     if scalars := [name for name, p in model.named_parameters() if not p.ndim]:
-        shape = f"{scalars[0]} must have the shape (1,), not ()"
-        raise UserError(f"model.py: --strategy fsdp splits a parameter's first dimension: {shape}")
+        raise UserError(f"model.py: with --strategy fsdp, {scalars[0]} must have the shape (1,)")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for module in (*find_layers(model), model):
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    # Inner layers before those that hold them; one may stand in several lists.
+    layers = dict.fromkeys(layer for inner_first in reversed(lists) for layer in inner_first)
+    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    # What has no forward, as lists, or shares parameters with others goes with what holds it.
+    alone = [layer for layer in layers if type(layer).forward is not nn.Module.forward
+             and all(uses[id(p)] == 1 for p in layer.parameters())]  # fmt: skip
+    for module in (*alone, model):
         for tensor in (*module.parameters(), *module.buffers()):
             if not isinstance(tensor, DTensor):  # not of a layer inside
                 tensor.data = tensor.data.to(device)
@@ -87,31 +93,15 @@ def shard(model: nn.Module, device: torch.device, policy: MixedPrecisionPolicy) 
         sharded.set_force_sum_reduction_for_comms(device.type == "cpu")
 
 
-def find_layers(model: nn.Module) -> list[nn.Module]:
-    """The modules in lists, inner ones before those that hold them, as far as each can be sharded
-    on its own: it has a forward (a list has none), and shares no parameter with other modules."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    uses = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
-    layers = [layer for inner_first in reversed(lists) for layer in inner_first]
-    return [
-        layer
-        for layer in dict.fromkeys(layers)  # one may stand in several lists
-        if type(layer).forward is not nn.Module.forward
-        and all(uses[parameter] == 1 for parameter in layer.parameters())
-    ]
-
-
 def gather_in_forward(layer: nn.Module) -> None:
     """Let `layer.forward(...)`, as SqueezeBERT calls it, gather the layer's weights as `layer(...)`
     does by FSDP's hooks. Call it before `layer` is sharded."""
     forward = layer.forward
-    own = [(module, name) for module in layer.modules()
-           for name, parameter in module.named_parameters(recurse=False)
-           if not isinstance(parameter, DTensor)]  # fmt: skip
+    own = [name for name, p in layer.named_parameters() if not isinstance(p, DTensor)]
 
     def gathering_forward(*args: Any, **kwargs: Any) -> Any:
-        is_gathered = not isinstance(getattr(*own[0]), DTensor)
-        return forward(*args, **kwargs) if is_gathered else layer(*args, **kwargs)
+        is_sharded = isinstance(layer.get_parameter(own[0]), DTensor)
+        return layer(*args, **kwargs) if is_sharded else forward(*args, **kwargs)
 
     if own:
         layer.forward = gathering_forward
