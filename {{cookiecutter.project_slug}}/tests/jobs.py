@@ -622,11 +622,11 @@ def whole_at_once(kind: str) -> list[tuple[int, int]]:
         held.append(tensor)
         broadcast(tensor, src)
 
-    def shard(module: torch.nn.Module, **options: Any) -> None:
+    def shard(module: torch.nn.Module, **options: Any) -> Any:
         own = [p for p in module.parameters() if type(p) is torch.nn.Parameter]
         steps.append((sum(t.nbytes for t in held), sum(p.nbytes for p in own)))
         held.clear()
-        fully_shard(module, **options)
+        return fully_shard(module, **options)
 
     with Patch(torch.distributed, "broadcast", count), Patch(wrap, "fully_shard", shard):
         wrap.shard(model, device, MixedPrecisionPolicy())

@@ -103,4 +103,5 @@ def test_flight_recorder(ranks: Ranks, tmp_path: Path) -> None:
         ranks.run(2, machines.recorded_collectives, str(tmp_path / "x_"))
     ):
         assert path == str(tmp_path / f"x_{rank}")
-        assert "gloo:all_reduce" in names
+        # In torch 2.8 only NCCL records its collectives.
+        assert "gloo:all_reduce" in names or torch.__version__ < "2.9"
