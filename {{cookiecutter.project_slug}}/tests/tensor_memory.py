@@ -29,7 +29,7 @@ class TensorMemory(TorchDispatchMode):
         gc.collect()
         self.known = {storage_of(t) for t in gc.get_objects() if type(t) in PLAIN}
         self.live: dict[int, tuple[int, bool]] = {}  # by storage: bytes, whether a full tensor
-        self.peak_bytes = self.peak_full = 0
+        self.bytes = self.peak_bytes = self.num_full = self.peak_full = 0
 
     def __enter__(self) -> Self:
         ctypes.CDLL(None).malloc_trim(0)  # or memory that was freed would serve again
@@ -54,12 +54,20 @@ class TensorMemory(TorchDispatchMode):
         key, storage = storage_of(tensor), tensor.untyped_storage()
         if key in self.known:
             return
-        if key not in self.live:
-            weakref.finalize(storage, self.live.pop, key, None)
-        is_full = tuple(tensor.shape) in self.full
-        self.live[key] = storage.nbytes(), is_full or self.live.get(key, (0, False))[1]
-        self.peak_bytes = max(self.peak_bytes, sum(size for size, _ in self.live.values()))
-        self.peak_full = max(self.peak_full, sum(full for _, full in self.live.values()))
+        was_full = key in self.live and self.live[key][1]  # this may be a part of it
+        if key in self.live:
+            self._forget(key)  # its size may be another one
+        else:
+            weakref.finalize(storage, self._forget, key)
+        is_full = was_full or tuple(tensor.shape) in self.full
+        self.live[key] = storage.nbytes(), is_full
+        self.bytes, self.num_full = self.bytes + storage.nbytes(), self.num_full + is_full
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        self.peak_full = max(self.peak_full, self.num_full)
+
+    def _forget(self, key: int) -> None:
+        size, is_full = self.live.pop(key)
+        self.bytes, self.num_full = self.bytes - size, self.num_full - is_full
 
 
 def peak_memory() -> int:
