@@ -216,17 +216,19 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
 class CountingAdam(torch.optim.Adam):
     """Keeps a number besides its tensors."""
 
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
         for values in self.state.values():
             values["count"] = values.get("count", 0) + 1
+        return loss
 
 
 def optimizer_moved(first: str, second: str) -> bool:
     """Whether the state of one optimizer, given to another one that is new, comes back the same."""
     ranks.setup(TIMEOUT)
     torch.manual_seed(0)
-    model, states = torch.nn.Linear(5, 4), []
+    model = torch.nn.Linear(5, 4)
+    states: list[dict[str, Any]] = []
     for kind in (first, second):
         optimizer = {"adam": CountingAdam, "rmsprop": torch.optim.RMSprop}[kind](
             model.parameters(), lr=0.1
