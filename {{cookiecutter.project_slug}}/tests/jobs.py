@@ -195,7 +195,7 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
             weights = model.state_dict()  # sharded; after a forward some parameters are not
             sizes = [tensor.nbytes for tensor in weights.values()]  # of whole tensors
             shards = sum(tensor.to_local().nbytes for tensor in weights.values())
-            parts = [part for part in model.modules() if isinstance(part, FSDPModule)][1:]
+            parts: list[Any] = [m for m in model.modules() if isinstance(m, FSDPModule)][1:]
             layers = [sum(p.nbytes for p in part.parameters()) for part in parts]
             largest = max(*layers, sum(sizes) - sum(layers))
             found.update(checkpoint=3 * sum(sizes), shards=shards, layer=largest)

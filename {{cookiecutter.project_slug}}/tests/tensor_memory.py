@@ -21,8 +21,8 @@ class TensorMemory(TorchDispatchMode):
     """Inside a `with`, follows the tensors that are made there.
 
     `peak_bytes`: the most bytes that they have at once. `peak_full`: the most full tensors at once,
-    which are matrices of one of `shapes`, small ones aside. `growth`: by how many bytes the resident
-    memory of the process was higher than before, at most; 0 where the system is not Linux.
+    which are matrices of one of `shapes`, small ones aside. `growth`: by how many bytes the
+    resident memory of the process was higher than before, at most; 0 where this is not Linux.
     """
 
     def __init__(self, shapes: Iterable[tuple[int, ...]]) -> None:
