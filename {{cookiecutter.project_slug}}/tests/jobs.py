@@ -1,5 +1,6 @@
 """What the tests run on ranks: each function is called on every rank."""
 
+import copy
 import gc
 import io
 import itertools
@@ -39,7 +40,7 @@ from training.checkpoint.saver import Saver
 from training.dataset.build import open_dataset
 from training.dataset.rows import Row
 from training.distributed import ranks, watchdog, wrap
-from training.distributed.full_state import full_tensor
+from training.distributed.full_state import NamedOptimizerState, full_tensor
 from training.launch import signals
 from training.settings.batch_sizes import batch_sizes
 from training.settings.config import TrainConfig
@@ -185,11 +186,11 @@ def all_reduces_per_step(config: TrainConfig) -> list[int]:
 
 def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
     """Of a run with FSDP, in bytes: the checkpoint, this rank's shards of the weights, the largest
-    layer that is gathered at once; and what TensorMemory says of the last save and the resume:
-    (peak_bytes, peak_full, growth)."""
+    layer that is gathered at once; and what TensorMemory says of the saves, at most, and of the
+    resume: (peak_bytes, peak_full, growth)."""
     found: dict[str, Any] = {}
 
-    def measured(cls: Any, name: str) -> Patch:
+    def measuring(cls: Any, name: str) -> Patch:
         function = getattr(cls, name)
 
         def measure(self: Any, *args: Any) -> None:
@@ -197,7 +198,7 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
             weights = model.state_dict()  # sharded; after a forward some parameters are not
             sizes = [tensor.nbytes for tensor in weights.values()]  # of whole tensors
             shards = sum(tensor.to_local().nbytes for tensor in weights.values())
-            parts: list[Any] = [p for p in model.modules() if isinstance(p, FSDPModule)][1:]
+            parts: list[Any] = [m for m in model.modules() if isinstance(m, FSDPModule)][1:]
             layers = [sum(p.nbytes for p in part.parameters()) for part in parts]
             largest = max(*layers, sum(sizes) - sum(layers))
             found.update(checkpoint=3 * sum(sizes), shards=shards, layer=largest)
@@ -205,13 +206,46 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
                 function(self, *args)
                 if name == "save":
                     self.wait()
-            found[name] = memory.peak_bytes, memory.peak_full, memory.growth
+            measured = memory.peak_bytes, memory.peak_full, memory.growth
+            found[name] = tuple(map(max, found.get(name, measured), measured))
 
         return Patch(cls, name, measure)
 
-    with measured(Saver, "save"), measured(state_module.TrainState, "restore"):
+    with measuring(Saver, "save"), measuring(state_module.TrainState, "restore"):
         run_stopped_at(config, stop) if stop else run(config)
     return found
+
+
+class CountingAdam(torch.optim.Adam):
+    """Keeps a number besides its tensors."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for values in self.state.values():
+            values["count"] = values.get("count", 0) + 1
+        return loss
+
+
+def optimizer_moved(first: str, second: str) -> bool:
+    """Whether the state of one optimizer, given to another one that is new, comes back the same."""
+    ranks.setup(TIMEOUT)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 4)
+    states: list[dict[str, Any]] = []
+    for kind in (first, second):
+        optimizer = {"adam": CountingAdam, "rmsprop": torch.optim.RMSprop}[kind](
+            model.parameters(), lr=0.1
+        )
+        part = NamedOptimizerState(model, optimizer)
+        if states:
+            part.load_state_dict(states[0])
+        else:
+            for _ in range(3):
+                model(torch.ones(2, 5)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        states.append(copy.deepcopy(part.state_dict()))
+    return repr(states[0]) == repr(states[1])
 
 
 def kinds_gathered(config: TrainConfig) -> set[str]:

@@ -132,8 +132,8 @@ def test_fsdp_in_fp16(ranks: Ranks, settings: Settings) -> None:
 def test_fsdp_memory_of_checkpoints(ranks: Ranks, settings: Settings, precision: str) -> None:
     """On the main process one copy of the checkpoint, and one tensor that is on its way; on others
     no full tensor ever. A resume makes what training holds, sharded: gradients, two moments."""
-    config = settings(strategy="fsdp", precision=precision, save_every=1, batch_size=8)
-    for run, stop in (("first", 3), ("resumed", 0)):
+    config = settings(strategy="fsdp", precision=precision, save_every=1, max_steps=4)
+    for run, stop in (("first", 2), ("resumed", 0)):
         main, *others = ranks.run(3, jobs.memory_of_checkpoints, config, stop)
         layer = main["layer"] + (1 << 16)  # the random numbers' state, of each rank
         assert main["checkpoint"] < main["save"][0] < main["checkpoint"] + layer
@@ -157,3 +157,12 @@ def test_fsdp_in_bf16(ranks: Ranks, settings: Settings) -> None:
         losses[name] = np.array([line["loss"] for line in lines_of(config)])
     assert kinds == {"allgather torch.bfloat16", "reduce_scatter torch.float32"}
     np.testing.assert_allclose(losses["fsdp-bf16"], losses["ddp-bf16"], rtol=2**-8)
+
+
+def test_another_optimizer(ranks: Ranks) -> None:
+    """An optimizer gets back all that it keeps, tensors or not. The state of another is refused by
+    a sentence on every rank."""
+    assert ranks.run(2, jobs.optimizer_moved, "adam", "adam") == [True, True]
+    with pytest.raises(RankError, match="has the state of another optimizer") as error:
+        ranks.run(2, jobs.optimizer_moved, "adam", "rmsprop")
+    assert error.value.kinds == ["UserError", "UserError"]
