@@ -59,6 +59,7 @@ What differs is in `training/settings/versions.py`, or avoided by a call that al
 | DDP leaves buffers alone in forwards: `forward_sync_buffers`; the older argument warns | torch 2.13 | DDP's attribute, which has one name in all |
 | no handlers of torchrun's own: `TORCHELASTIC_SIGNALS_TO_HANDLE` | torch 2.10 | set; before, the launcher takes the handlers back once the ranks are created: a signal in these milliseconds ends the run at once instead of stopping it |
 | failures of ranks that were on their way out when another rank's was noticed | torch 2.10 | the launcher adds them |
+| Python's garbage collector leaves sharded gradients alone (pytorch/pytorch#136358) | torch 2.10 | before, with FSDP, it runs between steps only, every `--log-every` steps |
 | TF32: `fp32_precision` | torch 2.9 | `torch.set_float32_matmul_precision` |
 | `torch.accelerator.memory` | torch 2.9 | `torch.get_device_module` |
 | gloo's average in `reduce_scatter`, for FSDP on CPUs: 2.8 gives the sum | after torch 2.8 | FSDP asks for the sum and divides |

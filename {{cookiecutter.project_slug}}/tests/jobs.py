@@ -216,6 +216,23 @@ def memory_of_checkpoints(config: TrainConfig, stop: int = 0) -> dict[str, Any]:
     return found
 
 
+def gradients_when_collecting(config: TrainConfig) -> list[int]:
+    """How many gradients there are whenever a run without a garbage collector collects."""
+    found: list[int] = []
+
+    def collect() -> None:
+        found.append(sum(p.grad is not None for p in optimizers[0].param_groups[0]["params"]))
+
+    optimizers: list[torch.optim.Optimizer] = []
+    with before_each_update(optimizers.append), Patch(gc, "collect", collect):
+        gc.disable()
+        try:
+            run(config)
+        finally:
+            gc.enable()
+    return found
+
+
 class CountingAdam(torch.optim.Adam):
     """Keeps a number besides its tensors."""
 

@@ -76,3 +76,19 @@ def test_checkpointing_by_either_name(names: list[str]) -> None:
     methods: Any = {f"{name}_checkpointing_enable": name for name in names}
     chosen: Any = versions.activation_checkpointing(SimpleNamespace(**methods))
     assert chosen == names[-1]
+
+
+@pytest.mark.parametrize(
+    ("installed", "spares"), [("2.8.0", False), ("2.9.1+cu128", False), ("2.10.0", True)]
+)
+def test_where_the_garbage_collector_spares_tensors(
+    monkeypatch: pytest.MonkeyPatch, installed: str, spares: bool
+) -> None:
+    monkeypatch.setattr(versions, "version", lambda name: installed)
+    assert versions.collector_spares_tensors() is spares
+
+
+def test_garbage_is_collected_between_steps(ranks: Ranks, settings: Any) -> None:
+    """Where nothing else collects it: at each line of the log, when there are no gradients."""
+    config = settings(max_steps=6, log_every=2, strategy="fsdp")
+    assert ranks.run(2, jobs.gradients_when_collecting, config) == [[0, 0, 0]] * 2

@@ -21,6 +21,7 @@ from training.launch.cpus import share_cpus
 from training.launch.signals import StoppedEarly
 from training.settings.config import TrainConfig
 from training.settings.errors import STOPPED_EARLY, USER_ERROR, needs_no_traceback
+from training.settings.versions import collector_spares_tensors
 
 CHECKPOINT_TIMEOUT_S = 10.0  # how long a failed rank waits for a checkpoint that is being written
 
@@ -32,7 +33,8 @@ def run(main: Callable[[TrainConfig, torch.device], None], config: TrainConfig) 
     them. A failed rank leaves at once, without another collective that could hang.
     """
     gc.freeze()  # imported objects stay: no collection needs to look at them
-    gc.enable()
+    if config.strategy != "fsdp" or collector_spares_tensors():
+        gc.enable()  # else Monitor collects, between steps
     os.umask(os.umask(0o077) | 0o002)  # what is written is not for everybody to change
     die_with_launcher()
     get_error_handler().initialize()

@@ -18,13 +18,22 @@ def check_versions(program: str) -> None:
     """End with one line and exit code 2 if a package is too old. It is not imported for that."""
     for name, oldest in OLDEST.items():
         with suppress(PackageNotFoundError):  # the import says what is missing
-            installed = version(name)
-            if [int(n) for n in re.findall("[0-9]+", installed)[:2]] < oldest:
+            if _release(name) < oldest:
                 wanted = ".".join(map(str, oldest))
                 command = f"{sys.executable} -m pip install '{name}>={wanted}'"
-                problem = f"{name} {installed} is older than {wanted}"
+                problem = f"{name} {version(name)} is older than {wanted}"
                 print(f"{program}: {problem}: {command}", file=sys.stderr)
                 sys.exit(2)
+
+
+def collector_spares_tensors() -> bool:
+    """Before torch 2.10, garbage collection can break FSDP's gradients: pytorch/pytorch#136358."""
+    return _release("torch") >= [2, 10]
+
+
+def _release(name: str) -> list[int]:
+    """The first two numbers of the version that is installed."""
+    return [int(n) for n in re.findall("[0-9]+", version(name))[:2]]
 
 
 def activation_checkpointing(model: Any) -> Callable[[dict[str, Any]], None]:

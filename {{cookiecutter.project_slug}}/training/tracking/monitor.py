@@ -1,5 +1,6 @@
 """The bookkeeping of a step: where the rank is, the loss, skipped steps, speed, the log."""
 
+import gc
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -123,6 +124,8 @@ class Monitor:
             if self.with_loss.compile_counter is not None:
                 values["compilations"] = self.with_loss.compile_counter.graphs
             self.tracker.train_step(values)
+            if not gc.isenabled():  # see worker.py: now there are no gradients
+                gc.collect()
             self.throughput.reset()
 
     def state_dict(self) -> dict[str, Any]:
