@@ -111,8 +111,7 @@ class TrainConfig:
         at_least=0, aliases=("patience",))
     max_bad_steps: int = running(20, "skipped steps (not finite) in a row to end after", at_least=1)
     check_replicas_every: int = running(0, "steps between replica checks [evaluations]", at_least=0)
-    on_replica_drift: str = running("stop", "if weights of ranks differ; warn: where GPUs do, too",
-        "stop", "warn", "off")
+    on_replica_drift: str = running("stop", "where weights of ranks differ", "stop", "warn", "off")
     # -- run
     run_name: str | None = running(None, "folder in --runs-dir; an old name resumes it [the time]",
         pattern=r"(?!\.\.?\Z)[^/\0]*", rule="a plain folder name", group="run")

@@ -32,7 +32,6 @@ def collector_spares_tensors() -> bool:
 
 
 def _release(name: str) -> list[int]:
-    """The first two numbers of the version that is installed."""
     return [int(n) for n in re.findall("[0-9]+", version(name))[:2]]
 
 
