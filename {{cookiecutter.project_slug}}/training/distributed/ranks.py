@@ -5,6 +5,7 @@ This is the only file that reads torchrun's variables.
 """
 
 import itertools
+import json
 import logging
 import os
 import platform
@@ -182,7 +183,11 @@ def on_main(function: Callable[[], T]) -> T:
             dist.broadcast_object_list([None, str(error), needs_no_traceback(error)], src=0)
             raise
     dist.broadcast_object_list(outcome, src=0)
-    result, message, is_enough = outcome
+    return _result_of(*outcome)
+
+
+def _result_of(result: Any, message: str | None, is_enough: bool) -> Any:
+    """The result of a call on another rank. Errors: UserError or MainProcessError if it failed."""
     if message is not None:
         raise UserError(message) if is_enough else MainProcessError(message)
     return result
@@ -190,8 +195,7 @@ def on_main(function: Callable[[], T]) -> T:
 
 def _machine() -> str:
     """This rank's machine. Two may have one name, so its number counts too, where it is known."""
-    number = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID"))
-    return f"{platform.node()} {number}"
+    return f"{platform.node()} {os.environ.get('GROUP_RANK', os.environ.get('SLURM_NODEID'))}"
 
 
 @contextmanager
@@ -212,16 +216,23 @@ def local_main_first(what: str, name: str = "") -> Iterator[bool]:
 
 
 def on_local_main(function: Callable[[], str]) -> str:
-    """Call `function` on local rank 0 of each machine; the machine's ranks get its result."""
+    """Call `function` on local rank 0 of each machine; the machine's ranks get its result, or raise
+    its error."""
     if not dist.is_initialized():
         return function()
-    key = f"{_machine()}: call {next(_calls)}"
-    with local_main_first(key) as later:
-        if not later:
-            _store.set(f"result of {key}", function())
-        elif not _store.check([f"result of {key}"]):
-            raise MainProcessError("local rank 0 of this machine has failed")
-    return _store.get(f"result of {key}").decode()
+    place = f"{_machine()}: outcome of call {next(_calls)}"
+    with local_main_first(place) as later:
+        if later:
+            return _result_of(*json.loads(_store.get(place)))
+        outcome: list[Any] = [None, "local rank 0 of this machine has failed", False]
+        try:
+            outcome = [function(), None, False]
+        except Exception as error:
+            outcome = [None, str(error), needs_no_traceback(error)]
+            raise
+        finally:
+            _store.set(place, json.dumps(outcome))
+        return outcome[0]
 
 
 def gather(value: T) -> list[T]:
