@@ -40,3 +40,5 @@ def test_few_rows_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--global-batch-size 256 would use all 16" in line
     assert batch_sizes(TrainConfig(), 2).gradient_accumulation_steps == 1
     assert batch_sizes(TrainConfig(global_batch_size=256), 16).batch_size == 16
+    (line,) = lines(TrainConfig(global_batch_size=16), 16, CPU)
+    assert line.startswith("each rank has only 1 row a step: 1 rank would give the same result")

@@ -108,9 +108,8 @@ def describe_model(model: nn.Module, plan: BatchPlan, config: TrainConfig) -> No
     sizes, ranks, device = plan.sizes, dist.get_world_size(), next(model.parameters()).device
     steps = sizes.gradient_accumulation_steps
     log.info(
-        f"global batch {sizes.global_batch_size} = {ranks} rank{'' if ranks == 1 else 's'} "
-        f"({device.type}) × {steps} accumulation "
-        f"step{'' if steps == 1 else 's'} × at most {sizes.batch_size} rows"
+        f"global batch {sizes.global_batch_size} = {counted(ranks, 'rank')} ({device.type}) × "
+        f"{counted(steps, 'accumulation step')} × at most {sizes.batch_size} rows"
     )
     if plan.lengths is not None:
         log.info(f"torch.compile: batches are padded to {plan.lengths.tolist()} tokens")
@@ -126,9 +125,14 @@ def suggestions(
     if could_change and torch.cuda.is_bf16_supported(including_emulation=False):
         yield "fp32 is slow on this GPU: --precision bf16 is much faster; tf32 too, closer to fp32"
     if sizes.batch_size * FEW_ROWS <= config.batch_size:
-        fewer = math.ceil(sizes.global_batch_size / config.batch_size)
+        few, fewer = sizes.batch_size, math.ceil(sizes.global_batch_size / config.batch_size)
         yield (
-            f"each rank has only {sizes.batch_size} rows a step: {fewer} ranks would give the same "
-            f"result, and --global-batch-size {ranks * config.batch_size} would use all {ranks} "
-            "(another batch size needs another --lr)"
+            f"each rank has only {counted(few, 'row')} a step: {counted(fewer, 'rank')} would give "
+            f"the same result, and --global-batch-size {ranks * config.batch_size} would use all "
+            f"{ranks} (another batch size needs another --lr)"
         )
+
+
+def counted(number: int, what: str) -> str:
+    """`number` and the singular or plural of `what`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

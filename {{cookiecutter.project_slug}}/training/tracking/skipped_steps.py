@@ -75,7 +75,8 @@ class SkippedSteps:
         self.taken_in_a_row = 0
         self.schedule.undo_step()
         scale = self.scaler.get_scale()
-        if self.scaler.is_enabled() and self.seeks_scale and scale >= 1.0:
+        overflowed = self.scaler.is_enabled() and scale >= 1.0
+        if overflowed and self.seeks_scale:
             self.overflows += 1
             return
         self.in_a_row += 1
@@ -86,7 +87,6 @@ class SkippedSteps:
             line = where | {"in_a_row": self.in_a_row, "loss_scale": scale, "rows": stored}
             with explain_disk_errors(file), file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(line) + "\n")
-        overflowed = self.scaler.is_enabled() and scale >= 1.0
         reason = "fp16 overflowed" if overflowed else "its loss or gradient is not finite"
         count = f"{self.in_a_row} in a row; {file.name} lists its rows"
         log.warning(f"step {where['step']} was skipped: {reason} ({count})")
